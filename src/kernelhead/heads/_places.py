@@ -1,0 +1,37 @@
+"""Feature maps and token sequences as one thing: places."""
+
+import torch
+from torch import Tensor
+
+
+def as_vectors(features: Tensor, in_features: int, head: str) -> Tensor:
+    """Check features (..., D) and flatten them to (N, D)."""
+    _check_floating(features, head)
+    if features.dim() == 0 or features.shape[-1] != in_features:
+        raise ValueError(f"{head} expects features of shape (..., {in_features}), got {tuple(features.shape)}")
+    return features.reshape(-1, in_features)
+
+
+def as_places(features: Tensor, in_features: int, head: str) -> Tensor:
+    """Check a map (N, D, H, W) or tokens (N, L, D) and view it as (N, L, D)."""
+    _check_floating(features, head)
+    shape = tuple(features.shape)
+    if features.dim() == 4 and shape[1] == in_features:
+        features = features.flatten(2).transpose(1, 2)
+    elif features.dim() != 3 or shape[2] != in_features:
+        raise ValueError(f"{head} expects a map (N, {in_features}, H, W) or tokens (N, L, {in_features}), got {shape}")
+    if features.shape[1] == 0:
+        raise ValueError(f"{head} averages over places and got none: {shape}")
+    return features
+
+
+def _check_floating(features: Tensor, head: str) -> None:
+    if not torch.is_floating_point(features):
+        raise TypeError(f"{head} expects floating-point features, got {features.dtype}")
+
+
+def check_sizes(head: str, **sizes: object) -> None:
+    """Refuse sizes that are not positive integers."""
+    for name, size in sizes.items():
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ValueError(f"{head} needs {name} to be a positive integer, got {size!r}")

@@ -1,0 +1,34 @@
+"""The control for landmarks with RKHS pooling: the same shape and cost, no kernel."""
+
+import torch
+from torch import Tensor, nn
+
+from kernelhead.heads._places import as_places, check_sizes
+
+
+class ExpansionHead(nn.Module):
+    """1x1 convolution to `width` channels, BatchNorm, ReLU, mean over places, linear layer.
+
+    Map (N, D, H, W) or tokens (N, L, D) -> logits (N, C).
+    """
+
+    pools = True
+
+    def __init__(self, in_features: int, num_classes: int, *, width: int = 512) -> None:
+        check_sizes("ExpansionHead", in_features=in_features, num_classes=num_classes, width=width)
+        super().__init__()
+        self.in_features = in_features
+        self.num_classes = num_classes
+        self.expand = nn.Conv2d(in_features, width, kernel_size=1, bias=False)
+        self.norm = nn.BatchNorm2d(width)
+        self.classifier = nn.Linear(width, num_classes)
+
+    def forward(self, features: Tensor) -> Tensor:
+        as_places(features, self.in_features, "ExpansionHead")
+        maps = features if features.dim() == 4 else features.mT.unsqueeze(-1)
+        pooled = torch.relu(self.norm(self.expand(maps))).mean((2, 3))
+        logits: Tensor = self.classifier(pooled)
+        return logits
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, num_classes={self.num_classes}"

@@ -1,0 +1,182 @@
+"""The kernelized classification layer, and what lies beyond it in the same RKHS."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kernelhead import kernels
+from kernelhead.coefficients import activation, initial_raw
+from kernelhead.heads._places import as_places, as_vectors, check_sizes
+from kernelhead.ops.kernel_mean import kernel_mean
+
+KERNELS = ("learned", "linear", "polynomial", "rbf")
+AGGREGATES = ("logsumexp", "sum")
+
+
+class KernelClassifier(nn.Module):
+    """Classification in a reproducing kernel Hilbert space that is learned with the rest of the network.
+
+    The logit of class j is k(<w_j, f>) / T with w_j and f of unit length and k(t) = sum_m a_m t^m + end-point terms,
+    all a >= 0 (the paper's equations 4 and 8). No bias.
+
+    Args:
+        in_features: D, the length of a feature vector.
+        num_classes: C.
+        degree: M, where the series ends; the layer has M + 3 coefficients. Also the order of `kernel="polynomial"`.
+        kernel: "learned", or a fixed kernel times one learned coefficient: "linear", "polynomial" ((1 + t)^degree)
+            or "rbf" (exp(-gamma |w - f|^2)).
+        coefficients: how raw parameters become coefficients a: "relu", "sigmoid", "softmax", "softplus" or "none".
+        temperature: T. None is the paper's: 1, or 0.1 with sigmoid, 0.005 with softmax.
+        prototypes: P points a class. A class weight is then an expansion, and its logit the `aggregate` of P kernel
+            values: "sum" (linear in the RKHS), or "logsumexp" (a mixture: class probability is the sum of P).
+        landmarks: Q points shared by all classes instead. Their kernel values are standardised over the batch (as by
+            BatchNorm without affine part) and mixed into logits by a signed matrix and a bias.
+        pool: "rkhs" takes a feature map or tokens and averages k over the places, which is a linear classifier on
+            the kernel mean embedding; None takes feature vectors.
+        gamma: the width of `kernel="rbf"`.
+
+    Shapes:
+        features (..., D) -> logits (..., C); with `pool="rkhs"` a map (N, D, H, W) or tokens (N, L, D) -> (N, C).
+        weight (C P, D), the prototypes of a class side by side, or (Q, D) with landmarks; mixing (C, Q); bias (C,);
+        raw_alpha (M + 3,), or (1,) for a fixed kernel; alpha (M + 3,), ordered a_{-2}, a_{-1}, a_0 .. a_M.
+    """
+
+    profile: Tensor | None
+    mixing: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        degree: int = 7,
+        kernel: str = "learned",
+        coefficients: str = "relu",
+        temperature: float | None = None,
+        prototypes: int = 1,
+        aggregate: str = "logsumexp",
+        landmarks: int | None = None,
+        pool: str | None = None,
+        gamma: float = 1.0,
+    ) -> None:
+        sizes = dict(in_features=in_features, num_classes=num_classes, degree=degree, prototypes=prototypes)
+        check_sizes("KernelClassifier", **sizes, **({} if landmarks is None else {"landmarks": landmarks}))
+        self._check_choices(kernel, coefficients, temperature, prototypes, aggregate, landmarks, pool, gamma)
+        super().__init__()
+        self.in_features = in_features
+        self.num_classes = num_classes
+        self.kernel_name = kernel
+        self.coefficients = coefficients
+        self.temperature = activation(coefficients).temperature if temperature is None else float(temperature)
+        self.prototypes = prototypes
+        self.aggregate = aggregate
+        self.landmarks = landmarks
+        self.pool = pool
+        self.gamma = gamma
+
+        fixed = {
+            "learned": lambda: None,
+            "linear": kernels.linear_coefficients,
+            "polynomial": lambda: kernels.polynomial_coefficients(degree),
+            "rbf": lambda: kernels.rbf_coefficients(gamma),
+        }[kernel]()
+        # A fixed kernel is a constant, not a state: it is made from the options again, and stays out of state_dict.
+        self.register_buffer("profile", None if fixed is None else fixed.float(), persistent=False)
+        self.degree = degree if fixed is None else fixed.shape[0] - kernels.END_POINTS - 1
+        self.raw_alpha = nn.Parameter(initial_raw(degree + 3 if fixed is None else 1))
+        self.weight = nn.Parameter(torch.empty(landmarks or num_classes * prototypes, in_features))
+        if landmarks is not None:
+            self.norm = nn.BatchNorm1d(landmarks, affine=False)
+            self.mixing = nn.Parameter(torch.empty(num_classes, landmarks))
+            self.bias = nn.Parameter(torch.zeros(num_classes))
+        else:
+            self.register_parameter("mixing", None)
+            self.register_parameter("bias", None)
+        self.reset_parameters()
+
+    @staticmethod
+    def _check_choices(
+        kernel: str,
+        coefficients: str,
+        temperature: float | None,
+        prototypes: int,
+        aggregate: str,
+        landmarks: int | None,
+        pool: str | None,
+        gamma: float,
+    ) -> None:
+        if kernel not in KERNELS:
+            raise ValueError(f"unknown kernel {kernel!r}; choose one of {', '.join(KERNELS)}")
+        activation(coefficients)
+        if aggregate not in AGGREGATES:
+            raise ValueError(f"unknown aggregate {aggregate!r}; choose one of {', '.join(AGGREGATES)}")
+        if pool not in (None, "rkhs"):
+            raise ValueError(f"unknown pool {pool!r}; choose 'rkhs', or None for feature vectors")
+        if temperature is not None and not (temperature > 0 and math.isfinite(temperature)):
+            raise ValueError(f"temperature must be positive and finite, got {temperature}")
+        if not (gamma > 0 and math.isfinite(gamma)):
+            raise ValueError(f"gamma must be positive and finite, got {gamma}")
+        if landmarks is not None and prototypes != 1:
+            raise ValueError("landmarks are shared by all classes: use either landmarks or prototypes, not both")
+        if kernel != "learned" and coefficients == "softmax":
+            raise ValueError(f"kernel={kernel!r} has one coefficient, and softmax of one number is always 1")
+
+    @property
+    def pools(self) -> bool:
+        """Whether the head wants the feature map rather than the pooled feature vector."""
+        return self.pool is not None
+
+    @property
+    def alpha(self) -> Tensor:
+        """The kernel's coefficients (M + 3,), ordered a_{-2}, a_{-1}, a_0 .. a_M."""
+        alpha = activation(self.coefficients).apply(self.raw_alpha)
+        return alpha if self.profile is None else alpha * self.profile
+
+    def kernel(self, t: Tensor) -> Tensor:
+        """k(t) at cosines t (...), before the temperature."""
+        return kernels.series(t, self.alpha)
+
+    def reset_parameters(self) -> None:
+        """Start anew: weights of uniform direction and length about 1, raw coefficients of one."""
+        with torch.no_grad():
+            self.raw_alpha.fill_(1)
+            nn.init.normal_(self.weight, std=self.in_features**-0.5)
+            if self.mixing is not None and self.bias is not None:
+                nn.init.uniform_(self.mixing, -self.mixing.shape[1] ** -0.5, self.mixing.shape[1] ** -0.5)
+                nn.init.zeros_(self.bias)
+                self.norm.reset_running_stats()
+
+    def forward(self, features: Tensor) -> Tensor:
+        flatten = as_places if self.pools else as_vectors
+        points = flatten(features, self.in_features, "KernelClassifier")
+        alpha = self.alpha if self.temperature == 1 else self.alpha / self.temperature
+        values = kernel_mean(points, self.weight, alpha)
+        autocast = torch.is_autocast_enabled(features.device.type)
+        if self.mixing is not None:
+            values = self.norm(values if autocast else values.to(self.mixing.dtype))
+            logits = F.linear(values, self.mixing, self.bias)
+        elif self.prototypes > 1:
+            grouped = values.view(-1, self.num_classes, self.prototypes)
+            logits = grouped.sum(2) if self.aggregate == "sum" else torch.logsumexp(grouped, 2)
+        else:
+            logits = values
+        if not autocast:
+            logits = logits.to(torch.promote_types(features.dtype, self.weight.dtype))
+        return logits if self.pools else logits.view(*features.shape[:-1], self.num_classes)
+
+    def extra_repr(self) -> str:
+        """Sizes first, then the options, those of the plain layer left out."""
+        parts = [f"in_features={self.in_features}", f"num_classes={self.num_classes}", f"degree={self.degree}"]
+        parts.append(f"kernel={self.kernel_name!r}, coefficients={self.coefficients!r}, temperature={self.temperature:g}")
+        if self.kernel_name == "rbf":
+            parts.append(f"gamma={self.gamma:g}")
+        if self.prototypes > 1:
+            parts.append(f"prototypes={self.prototypes}, aggregate={self.aggregate!r}")
+        if self.landmarks is not None:
+            parts.append(f"landmarks={self.landmarks}")
+        if self.pool is not None:
+            parts.append(f"pool={self.pool!r}")
+        return ", ".join(parts)
