@@ -1,0 +1,6 @@
+"""`python -m kernelhead`."""
+
+from kernelhead.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""The command line: one thin function a verb."""
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table as RichTable
+
+from kernelhead._version import __version__
+
+if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none of it
+    from kernelhead.paper.synthetic import Progress as ReportProgress
+
+app = typer.Typer(
+    name="kernelhead",
+    help="Classification layers that learn their own kernel.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+console = Console(width=None if sys.stdout.isatty() else max(Console().width, 120))
+messages = Console(stderr=True)
+
+RunsOption = Annotated[Path, typer.Option("--runs", help="Folder of the result files.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"kernelhead {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _global(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def reproduce(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="A table of the paper, or 'list' to see them.")],
+    runs: RunsOption = Path("runs"),
+    protocol: Annotated[str, typer.Option(help="paper, tuned or both.")] = "both",
+    epochs: Annotated[int, typer.Option(min=1, max=100_000, help="Epochs of every training.")] = 30,
+    draws: Annotated[int, typer.Option(min=1, max=1000, help="Draws of the cluster centers.")] = 10,
+    quick: Annotated[bool, typer.Option("--quick", help="Small data, 2 draws, 4 epochs: does it run at all?")] = False,
+) -> None:
+    """Run what is missing of a table of the paper, then show it beside the paper's."""
+    from kernelhead.paper import synthetic
+
+    if table == "list":
+        _list_tables(runs)
+        return
+    if table != synthetic.NAME:
+        raise ValueError(f"unknown table {table!r}; choose one of {synthetic.NAME}, or 'list' to see them")
+    if protocol not in (*synthetic.PROTOCOLS, "both"):
+        raise ValueError(f"unknown protocol {protocol!r}; choose one of {', '.join(synthetic.PROTOCOLS)}, both")
+    protocols = synthetic.PROTOCOLS if protocol == "both" else (protocol,)
+    settings = synthetic.Settings(epochs=epochs, draws=draws)
+    if quick:
+        settings = synthetic.Settings(epochs=4, draws=2, per_class=500)
+    with _progress() as progress:
+        synthetic.run(runs, protocols, settings, progress)
+    _report(runs, runs / "report")
+
+
+@app.command()
+def report(
+    runs: RunsOption = Path("runs"),
+    out: Annotated[Path | None, typer.Option(help="Where tables and figures go. [default: RUNS/report]")] = None,
+) -> None:
+    """Make the tables and figures again from the result files. Never trains."""
+    _report(runs, out or runs / "report")
+
+
+def _report(runs: Path, out: Path) -> None:
+    from kernelhead.paper import synthetic
+    from kernelhead.report.figures import synthetic_figures
+    from kernelhead.report.tables import show, to_csv, to_markdown
+    from kernelhead.results import find_results, write_bytes
+
+    if not runs.is_dir():
+        raise FileNotFoundError(f"there is no folder {runs}; 'kernelhead reproduce list' shows what can be run")
+    broken: list[str] = []
+    results = list(find_results(runs / synthetic.NAME, broken))
+    for sentence in broken:
+        messages.print(f"left out: {sentence}", style="yellow", highlight=False)
+    if not results:
+        raise FileNotFoundError(f"no result files below {runs}; 'kernelhead reproduce list' shows what can be run")
+    made = synthetic.table(results)
+    show(made, console)
+    write_bytes(out / f"{made.name}.md", to_markdown(made).encode())
+    write_bytes(out / f"{made.name}.csv", to_csv(made).encode())
+    written = [out / f"{made.name}.md", out / f"{made.name}.csv"]
+    try:
+        written += synthetic_figures(runs, out)
+    except ModuleNotFoundError as error:
+        messages.print(f"no figures: {error.name} is missing; 'pip install kernelhead[plot]' brings it", style="yellow")
+    console.print("Written: " + ", ".join(map(str, written)), highlight=False, soft_wrap=True)
+
+
+def _list_tables(runs: Path) -> None:
+    from kernelhead.paper import synthetic
+
+    done, total, left = synthetic.status(runs, synthetic.Settings())
+    listing = RichTable()
+    for column in ("table", "what", "runs done", "time left, about"):
+        listing.add_column(column)
+    listing.add_row(synthetic.NAME, synthetic.TITLE, f"{done} of {total}", left)
+    console.print(listing)
+
+
+@contextmanager
+def _progress() -> Iterator["ReportProgress"]:
+    """A bar that is always about what is going on now."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeRemainingColumn())
+    with Progress(*columns, console=messages, transient=not messages.is_terminal) as bars:
+        tasks: dict[str, int] = {}
+
+        def report_progress(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done)  # type: ignore[arg-type]
+
+        yield report_progress
+
+
+def _stop(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """Entry point. An error is one sentence; `--debug`, anywhere, shows where it came from."""
+    debug = "--debug" in sys.argv
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        app(arguments, prog_name="kernelhead")
+    except KeyboardInterrupt:
+        messages.print("interrupted; what was done is kept, and the same command goes on from there", style="yellow")
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output, say `head`, has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        messages.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        sys.exit(1)

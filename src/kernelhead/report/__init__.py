@@ -1,0 +1,1 @@
+"""Tables, figures and pages, made from result files. Nothing here trains."""

@@ -1,0 +1,70 @@
+"""Result files: one small JSON a run, written whole or not at all."""
+
+import json
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from kernelhead._version import __version__
+
+FORMAT = 1
+
+
+def environment() -> dict[str, Any]:
+    """Code version, library versions and hardware, for a result file."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "version": __version__,
+        "libraries": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+        "hardware": {"machine": platform.machine(), "threads": torch.get_num_threads(), "gpu": gpu},
+    }
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file so that a reader, or an interruption, finds the old one or the new one and nothing between."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def save_result(path: Path, result: dict[str, Any]) -> None:
+    """Write one run's result, with the environment it was made in."""
+    complete = {"format": FORMAT, **result, **environment()}
+    write_bytes(path, (json.dumps(complete, indent=1, allow_nan=False) + "\n").encode())
+
+
+class BrokenResultError(ValueError):
+    """A result file that cannot be read."""
+
+
+def load_result(path: Path) -> dict[str, Any]:
+    """Read one result file."""
+    try:
+        result = json.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise BrokenResultError(f"{path} is not a readable result file ({error}); delete it and run again") from error
+    if not isinstance(result, dict) or result.get("format") != FORMAT:
+        raise BrokenResultError(f"{path} is not a result file of format {FORMAT}; delete it and run again")
+    return result
+
+
+def find_results(folder: Path, broken: list[str]) -> Iterator[dict[str, Any]]:
+    """Every result below `folder`, in the order of file names. What cannot be read is named in `broken`."""
+    for path in sorted(folder.rglob("*.json")):
+        try:
+            yield load_result(path)
+        except BrokenResultError as error:
+            broken.append(str(error))

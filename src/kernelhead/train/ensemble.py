@@ -1,0 +1,154 @@
+"""Many small heads trained at once on feature vectors.
+
+A head on a few numbers is far too small to keep a processor busy: nearly all of a step is overhead. So R heads of one
+architecture, with their own data, learning rate, weight decay and start, are stacked and trained as one by `vmap`.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, stack_module_state, vmap
+from torch.nn import functional as F
+
+from kernelhead.parameters import parameter_groups
+from kernelhead.train.checkpoint import BrokenCheckpointError, load_checkpoint, save_checkpoint
+from kernelhead.train.schedule import warmup_cosine
+
+CHECKPOINT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What all members have in common: the paper's Appendix B."""
+
+    epochs: int
+    batch_size: int = 128
+    momentum: float = 0.9
+    warmup_epochs: int = 5
+    seed: int = 0
+
+
+def train_ensemble(
+    heads: Sequence[nn.Module],
+    x: Tensor,
+    y: Tensor,
+    recipe: Recipe,
+    *,
+    learning_rate: Tensor,
+    weight_decay: Tensor,
+    checkpoint: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Train R heads of one architecture in place, each on its own data, by SGD on the softmax cross-entropy.
+
+    x (R, n, D); y (R, n); learning_rate, weight_decay (R,). Weight decay goes where `parameter_groups` puts it. Every
+    epoch has one order of the samples for all members, and leaves out the last incomplete batch.
+
+    With `checkpoint`, the state is saved there every ten seconds, when interrupted and at the end, and a later call
+    with the same recipe continues from it, to the bit on a CPU. `progress(done, total)` is called after each epoch.
+    """
+    members, samples = x.shape[:2]
+    steps_per_epoch = samples // recipe.batch_size
+    if steps_per_epoch == 0:
+        raise ValueError(f"{samples} samples do not fill one batch of {recipe.batch_size}")
+    total = recipe.epochs * steps_per_epoch
+    warmup = min(recipe.warmup_epochs, recipe.epochs // 2) * steps_per_epoch
+
+    model = heads[0].train()
+    parameters, buffers = stack_module_state(list(heads))
+    parameters = {name: stacked.detach() for name, stacked in parameters.items()}
+    velocity = {name: torch.zeros_like(stacked) for name, stacked in parameters.items()}
+    decayed = _decayed_names(model)
+
+    def loss(own: dict[str, Tensor], own_buffers: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(model, (own, own_buffers), (x,)), y)
+
+    step_gradients = vmap(grad_and_value(loss))
+
+    def column(values: Tensor, like: Tensor) -> Tensor:
+        return values.view(-1, *[1] * (like.dim() - 1))
+
+    stacks = {"parameter": parameters, "buffer": buffers, "velocity": velocity}
+    identity = {
+        "recipe": asdict(recipe),
+        "model": repr(model),
+        "rates": [learning_rate.tolist(), weight_decay.tolist()],
+        "data": [members, samples, x.double().sum().item()],
+    }
+    first_epoch = _resume(checkpoint, stacks, identity)
+
+    def save(epoch: int, tensors: dict[str, Tensor]) -> None:
+        if checkpoint is not None:
+            save_checkpoint(checkpoint, tensors, {"epoch": epoch, "identity": identity})
+
+    saved_at = time.monotonic()
+    whole = (first_epoch, _flat(stacks))  # the state after the last whole epoch: what an interruption saves
+    try:
+        for epoch in range(first_epoch, recipe.epochs):
+            order = torch.randperm(samples, generator=torch.Generator().manual_seed(recipe.seed * 1_000_003 + epoch))
+            for index in range(steps_per_epoch):
+                batch = order[index * recipe.batch_size : (index + 1) * recipe.batch_size]
+                gradients, _ = step_gradients(parameters, buffers, x[:, batch], y[:, batch])
+                rate = learning_rate * warmup_cosine(epoch * steps_per_epoch + index, total, warmup)
+                for name, parameter in parameters.items():
+                    change = velocity[name].mul_(recipe.momentum).add_(gradients[name])
+                    if name in decayed:
+                        change.addcmul_(parameter, column(weight_decay, parameter))
+                    parameter.addcmul_(change, column(rate, parameter), value=-1)
+            whole = (epoch + 1, _flat(stacks))
+            if time.monotonic() - saved_at > CHECKPOINT_SECONDS:
+                save(*whole)
+                saved_at = time.monotonic()
+            if progress is not None:
+                progress(epoch + 1, recipe.epochs)
+    except BaseException:
+        save(*whole)
+        raise
+
+    save(*whole)
+    for member, head in enumerate(heads):
+        head.load_state_dict({name: stacked[member] for name, stacked in {**parameters, **buffers}.items()}, strict=False)
+
+
+def ensemble_logits(heads: Sequence[nn.Module], x: Tensor) -> Tensor:
+    """Logits of R heads in evaluation mode on their own data. x (R, n, D) -> (R, n, C)."""
+    with torch.no_grad():
+        return torch.stack([head.eval()(features) for head, features in zip(heads, x, strict=True)])
+
+
+def _decayed_names(model: nn.Module) -> set[str]:
+    undecayed = {
+        id(parameter)
+        for group in parameter_groups(model, 1.0)
+        if group["weight_decay"] == 0
+        for parameter in group["params"]
+    }
+    return {name for name, parameter in model.named_parameters() if id(parameter) not in undecayed}
+
+
+def _flat(stacks: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {f"{kind}:{name}": x.clone() for kind, tensors in stacks.items() for name, x in tensors.items()}
+
+
+def _resume(checkpoint: Path | None, stacks: dict[str, dict[str, Tensor]], identity: dict[str, Any]) -> int:
+    """Load a checkpoint of the same training, if there is one, and say at which epoch to go on."""
+    if checkpoint is None or not checkpoint.exists():
+        return 0
+    try:
+        tensors, state = load_checkpoint(checkpoint)
+    except BrokenCheckpointError as error:
+        warnings.warn(f"{error}; what it held is trained again", stacklevel=3)
+        return 0
+    if state["identity"] != identity:
+        return 0
+    for kind, stack in stacks.items():
+        for name, tensor in stack.items():
+            tensor.copy_(tensors[f"{kind}:{name}"])
+    epoch: int = state["epoch"]
+    return epoch
