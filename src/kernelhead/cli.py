@@ -41,7 +41,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _global(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     pass
@@ -88,26 +90,29 @@ def _report(runs: Path, out: Path) -> None:
     from kernelhead.paper import synthetic
     from kernelhead.report.figures import synthetic_figures
     from kernelhead.report.tables import show, to_csv, to_markdown
-    from kernelhead.results import find_results, write_bytes
+    from kernelhead.results import BrokenResultError, find_results, write_bytes
 
-    if not runs.is_dir():
-        raise FileNotFoundError(f"there is no folder {runs}; 'kernelhead reproduce list' shows what can be run")
-    broken: list[str] = []
-    results = list(find_results(runs / synthetic.NAME, broken))
-    for sentence in broken:
-        messages.print(f"left out: {sentence}", style="yellow", highlight=False)
-    if not results:
-        raise FileNotFoundError(f"no result files below {runs}; 'kernelhead reproduce list' shows what can be run")
-    made = synthetic.table(results)
-    show(made, console)
-    write_bytes(out / f"{made.name}.md", to_markdown(made).encode())
-    write_bytes(out / f"{made.name}.csv", to_csv(made).encode())
-    written = [out / f"{made.name}.md", out / f"{made.name}.csv"]
-    try:
-        written += synthetic_figures(runs, out)
-    except ModuleNotFoundError as error:
-        messages.print(f"no figures: {error.name} is missing; 'pip install kernelhead[plot]' brings it", style="yellow")
-    console.print("Written: " + ", ".join(map(str, written)), highlight=False, soft_wrap=True)
+    places = sorted(path for path in (runs / synthetic.NAME).glob("*") if path.is_dir())
+    if not places:
+        raise FileNotFoundError(f"no results in {runs}; 'kernelhead reproduce list' shows what can be run")
+    for place in places:
+        broken: list[str] = []
+        results = list(find_results(place, broken))
+        for sentence in broken:
+            messages.print(f"left out: {sentence}", style="yellow", highlight=False)
+        if not results:
+            continue
+        made = synthetic.table(results)
+        show(made, console)
+        written = [out / f"{made.name}-{place.name}{suffix}" for suffix in (".md", ".csv", ".png", ".html")]
+        write_bytes(written[0], to_markdown(made).encode())
+        write_bytes(written[1], to_csv(made).encode())
+        try:
+            synthetic_figures(place, *written[2:])
+        except (ModuleNotFoundError, BrokenResultError) as error:
+            messages.print(f"no figures: {error}", style="yellow", highlight=False)
+            written = written[:2]
+        console.print("Written: " + ", ".join(map(str, written)), highlight=False, soft_wrap=True)
 
 
 def _list_tables(runs: Path) -> None:
@@ -124,7 +129,12 @@ def _list_tables(runs: Path) -> None:
 @contextmanager
 def _progress() -> Iterator["ReportProgress"]:
     """A bar that is always about what is going on now."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=messages, transient=not messages.is_terminal) as bars:
         tasks: dict[str, int] = {}
 

@@ -24,10 +24,11 @@ def expected_calibration_error(logits: Tensor, target: Tensor, *, bins: int = 15
     return 100 * gap.abs().sum().item() / max(1, len(target))
 
 
-def summary(logits: Tensor, target: Tensor) -> dict[str, float]:
-    """The figures that every result file carries."""
+def summary(logits: Tensor, target: Tensor) -> dict[str, float | None]:
+    """The figures that every result file carries. Of logits that are not finite, the accuracy alone has a meaning."""
+    finite = bool(torch.isfinite(logits).all())
     return {
         "accuracy": accuracy(logits, target),
-        "nll": negative_log_likelihood(logits, target),
-        "ece": expected_calibration_error(logits, target),
+        "nll": negative_log_likelihood(logits, target) if finite else None,
+        "ece": expected_calibration_error(logits, target) if finite else None,
     }

@@ -15,6 +15,17 @@ KERNELS = ("learned", "linear", "polynomial", "rbf")
 AGGREGATES = ("logsumexp", "sum")
 
 
+def _fixed_coefficients(kernel: str, degree: int, gamma: float) -> Tensor | None:
+    """The coefficients of a fixed kernel, up to its scale; None for the learned one."""
+    if kernel == "linear":
+        return kernels.linear_coefficients()
+    if kernel == "polynomial":
+        return kernels.polynomial_coefficients(degree)
+    if kernel == "rbf":
+        return kernels.rbf_coefficients(gamma)
+    return None
+
+
 class KernelClassifier(nn.Module):
     """Classification in a reproducing kernel Hilbert space that is learned with the rest of the network.
 
@@ -62,7 +73,7 @@ class KernelClassifier(nn.Module):
         pool: str | None = None,
         gamma: float = 1.0,
     ) -> None:
-        sizes = dict(in_features=in_features, num_classes=num_classes, degree=degree, prototypes=prototypes)
+        sizes = {"in_features": in_features, "num_classes": num_classes, "degree": degree, "prototypes": prototypes}
         check_sizes("KernelClassifier", **sizes, **({} if landmarks is None else {"landmarks": landmarks}))
         self._check_choices(kernel, coefficients, temperature, prototypes, aggregate, landmarks, pool, gamma)
         super().__init__()
@@ -77,12 +88,7 @@ class KernelClassifier(nn.Module):
         self.pool = pool
         self.gamma = gamma
 
-        fixed = {
-            "learned": lambda: None,
-            "linear": kernels.linear_coefficients,
-            "polynomial": lambda: kernels.polynomial_coefficients(degree),
-            "rbf": lambda: kernels.rbf_coefficients(gamma),
-        }[kernel]()
+        fixed = _fixed_coefficients(kernel, degree, gamma)
         # A fixed kernel is a constant, not a state: it is made from the options again, and stays out of state_dict.
         self.register_buffer("profile", None if fixed is None else fixed.float(), persistent=False)
         self.degree = degree if fixed is None else fixed.shape[0] - kernels.END_POINTS - 1
@@ -145,7 +151,7 @@ class KernelClassifier(nn.Module):
             self.raw_alpha.fill_(1)
             nn.init.normal_(self.weight, std=self.in_features**-0.5)
             if self.mixing is not None and self.bias is not None:
-                nn.init.uniform_(self.mixing, -self.mixing.shape[1] ** -0.5, self.mixing.shape[1] ** -0.5)
+                nn.init.uniform_(self.mixing, -(self.mixing.shape[1] ** -0.5), self.mixing.shape[1] ** -0.5)
                 nn.init.zeros_(self.bias)
                 self.norm.reset_running_stats()
 
@@ -170,7 +176,9 @@ class KernelClassifier(nn.Module):
     def extra_repr(self) -> str:
         """Sizes first, then the options, those of the plain layer left out."""
         parts = [f"in_features={self.in_features}", f"num_classes={self.num_classes}", f"degree={self.degree}"]
-        parts.append(f"kernel={self.kernel_name!r}, coefficients={self.coefficients!r}, temperature={self.temperature:g}")
+        parts.append(
+            f"kernel={self.kernel_name!r}, coefficients={self.coefficients!r}, temperature={self.temperature:g}"
+        )
         if self.kernel_name == "rbf":
             parts.append(f"gamma={self.gamma:g}")
         if self.prototypes > 1:

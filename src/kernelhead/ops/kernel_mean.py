@@ -40,11 +40,7 @@ def kernel_mean(features: Tensor, weight: Tensor, alpha: Tensor) -> Tensor:
     A zero vector has cosine 0 with everything and receives a zero gradient.
     """
     dtype = _product_dtype(features, weight)
-    if (
-        torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-    ):
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return _composed(features, weight, alpha, dtype)
     value: Tensor = _KernelMean.apply(features, weight, alpha, dtype)
     return value
@@ -112,7 +108,7 @@ def _touches_end_points(t: Tensor) -> bool:
 
 
 def _alpha_gradient(gradient: Tensor, t: Tensor, degree: int, end_points: bool) -> Tensor:
-    """sum g k_even, sum g k_odd, sum g t^m for m = 0 .. degree: one buffer, swept once a power."""
+    """Sum g k_even, sum g k_odd, sum g t^m for m = 0 .. degree: one buffer, swept once a power."""
     if end_points:
         odd = kernels.end_points(t)
         sums = [(odd * odd).mul_(gradient).sum(), odd.mul_(gradient).sum(), gradient.sum()]
@@ -162,10 +158,10 @@ class _KernelMean(torch.autograd.Function):
         dtype: torch.dtype = ctx.dtype
         if torch.is_grad_enabled():  # create_graph=True: the gradients must be differentiable themselves
 
-            def composed(*inputs: Tensor) -> Tensor:
-                return _composed(*inputs, dtype)
+            def composed(features: Tensor, weight: Tensor, alpha: Tensor) -> Tensor:
+                return _composed(features, weight, alpha, dtype)
 
-            _, pull_back = torch.func.vjp(composed, features, weight, alpha)
+            pull_back = torch.func.vjp(composed, features, weight, alpha)[1]
             return (*pull_back(gradient), None)
 
         real = _real_dtype(dtype)

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from kernelhead import metrics
 from kernelhead.data.synthetic import Draw, bayes_accuracy, bayes_posterior, draw
-from kernelhead.heads import create_head
+from kernelhead.heads import KernelClassifier, create_head
 from kernelhead.paper.table import Table, mean_and_deviation, paired_difference
-from kernelhead.results import load_result, save_result
+from kernelhead.results import BrokenResultError, load_result, save_result
 from kernelhead.train.checkpoint import load_checkpoint, save_checkpoint
 from kernelhead.train.ensemble import Recipe, ensemble_logits, train_ensemble
 
@@ -68,11 +68,16 @@ BAYES_LABEL, BAYES_PAPER = "Bayes optimal classifier", 95.06
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user may choose."""
+    """What the user may choose. Results of different epochs or sizes live in folders of their own."""
 
     epochs: int = 30
     draws: int = 10
     per_class: int = 5000
+
+    @property
+    def folder(self) -> Path:
+        """Where results of these settings lie below the folder of all runs."""
+        return Path(NAME) / f"{self.epochs}-epochs-{2 * self.per_class}-samples"
 
 
 @dataclass(frozen=True)
@@ -92,63 +97,57 @@ def candidates(method: Method, protocol: str) -> list[Candidate]:
     return [Candidate(*choice) for choice in product((0.3, 1.0), (0.0, 1e-4), starts)]
 
 
-def result_path(folder: Path, protocol: str, method: str, seed: int) -> Path:
-    return folder / NAME / protocol / f"{method}-draw{seed:02d}.json"
+def result_path(place: Path, protocol: str, method: str, seed: int) -> Path:
+    """The result file of a run; `place` is the folder of all results of one `Settings`."""
+    return place / protocol / f"{method}-draw{seed:02d}.json"
 
 
-def weights_path(folder: Path, protocol: str, method: str, seed: int) -> Path:
-    return result_path(folder, protocol, method, seed).with_suffix(".safetensors")
+def weights_path(place: Path, protocol: str, method: str, seed: int) -> Path:
+    """The trained head beside its result file."""
+    return result_path(place, protocol, method, seed).with_suffix(".safetensors")
 
 
-def missing_draws(folder: Path, protocol: str, method: str, settings: Settings) -> list[int]:
-    """Seeds of the draws without a result of these settings. A result of other settings is made again."""
-    return [
-        seed
-        for seed in range(settings.draws)
-        if not _is_done(result_path(folder, protocol, method, seed), settings)
-    ]
-
-
-def _is_done(path: Path, settings: Settings) -> bool:
-    if not path.exists():
-        return False
-    config = load_result(path)["config"]
-    return bool(config["per_class"] == settings.per_class and config.get("epochs", settings.epochs) == settings.epochs)
+def _seconds(path: Path) -> float | None:
+    """How long a finished run took; None if there is no readable result, so that it is (again) to be run."""
+    try:
+        return float(load_result(path)["seconds"]) if path.exists() else None
+    except BrokenResultError:
+        return None
 
 
 Progress = Callable[[str, int, int], None]
 
 
-def run(folder: Path, protocols: Sequence[str], settings: Settings, progress: Progress) -> None:
+def run(runs: Path, protocols: Sequence[str], settings: Settings, progress: Progress) -> None:
     """Run what is missing. `progress(what, epochs done, epochs in all)`."""
-    draws = {seed: draw(seed, per_class=settings.per_class) for seed in range(settings.draws)}
+    place = runs / settings.folder
+    draws = [draw(seed, per_class=settings.per_class) for seed in range(settings.draws)]
     for protocol, method in product(protocols, METHODS):
-        seeds = missing_draws(folder, protocol, method.name, settings)
-        if seeds:
-            _run_method(folder, protocol, method, [draws[seed] for seed in seeds], settings, progress)
-    for done, seed in enumerate(seed for seed in draws if not _is_done(_bayes_path(folder, seed), settings)):
-        progress("Bayes optimal classifier", done, settings.draws)
-        _run_bayes(folder, draws[seed], settings)
+        missing = [data for data in draws if _seconds(result_path(place, protocol, method.name, data.seed)) is None]
+        if missing:
+            _run_method(place, protocol, method, missing, settings, progress)
+    missing = [data for data in draws if _seconds(result_path(place, "exact", "bayes", data.seed)) is None]
+    for done, data in enumerate(missing, start=1):
+        _run_bayes(place, data, settings)
+        progress(BAYES_LABEL, done, len(missing))
 
 
-def status(folder: Path, settings: Settings) -> tuple[int, int, str]:
+def status(runs: Path, settings: Settings) -> tuple[int, int, str]:
     """Runs done, runs in all, and in words how long the rest takes, judged by what was measured."""
-    done, seconds, left = 0, 0.0, 0
-    for protocol, method in product(PROTOCOLS, METHODS):
-        missing = missing_draws(folder, protocol, method.name, settings)
-        finished = [seed for seed in range(settings.draws) if seed not in missing]
-        done, left = done + len(finished), left + len(missing)
-        seconds += sum(load_result(result_path(folder, protocol, method.name, seed))["seconds"] for seed in finished)
+    place = runs / settings.folder
+    paths = [
+        result_path(place, protocol, method.name, seed)
+        for protocol, method, seed in product(PROTOCOLS, METHODS, range(settings.draws))
+    ]
+    finished = [seconds for path in paths if (seconds := _seconds(path)) is not None]
+    left = len(paths) - len(finished)
     if not left:
-        return done, done, "none"
-    return done, done + left, f"{seconds / done * left:.0f} s" if done else "2 minutes on two cores"
+        return len(finished), len(paths), "none"
+    mean = np.mean(finished) if finished else 1.5
+    return len(finished), len(paths), f"{mean * left:.0f} s" + ("" if finished else ", on two cores")
 
 
-def _bayes_path(folder: Path, seed: int) -> Path:
-    return result_path(folder, "exact", "bayes", seed)
-
-
-def _run_bayes(folder: Path, data: Draw, settings: Settings) -> None:
+def _run_bayes(place: Path, data: Draw, settings: Settings) -> None:
     started = time.perf_counter()
     logits = torch.from_numpy(np.log(np.maximum(bayes_posterior(data.x_test, data.centers), 1e-300)))
     result = {
@@ -161,18 +160,18 @@ def _run_bayes(folder: Path, data: Draw, settings: Settings) -> None:
         **metrics.summary(logits, torch.from_numpy(data.y_test)),
         "seconds": time.perf_counter() - started,
     }
-    save_result(_bayes_path(folder, data.seed), result)
+    save_result(result_path(place, "exact", "bayes", data.seed), result)
 
 
 def _run_method(
-    folder: Path, protocol: str, method: Method, draws: Sequence[Draw], settings: Settings, progress: Progress
+    place: Path, protocol: str, method: Method, draws: Sequence[Draw], settings: Settings, progress: Progress
 ) -> None:
     """Choose on held-out data and train, all draws at once."""
     started = time.perf_counter()
     x = torch.from_numpy(np.stack([data.x_train for data in draws])).float()
     y = torch.from_numpy(np.stack([data.y_train for data in draws]))
     recipe = Recipe(epochs=settings.epochs)
-    partial = {stage: folder / NAME / protocol / f".{method.name}-{stage}.safetensors" for stage in STAGES}
+    partial = {stage: place / protocol / f".{method.name}-{stage}.safetensors" for stage in STAGES}
 
     def train(stage: str, chosen: Sequence[tuple[int, Candidate]], x: Tensor, y: Tensor) -> list[nn.Module]:
         heads = [method.create(protocol, candidate.start) for _, candidate in chosen]
@@ -198,7 +197,7 @@ def _run_method(
     ]
     scores = np.array(held_out).reshape(len(draws), len(tried), 2)
     # By accuracy; equal accuracies are told apart by their likelihood.
-    best = [max(range(len(tried)), key=lambda c, of=of_draw: (of[c][0], -of[c][1])) for of_draw in scores.tolist()]
+    best = [np.lexsort((-of_draw[:, 1], of_draw[:, 0]))[-1] for of_draw in scores]
 
     heads = train("training", [(index, tried[choice]) for index, choice in enumerate(best)], x, y)
     x_test = torch.from_numpy(np.stack([data.x_test for data in draws])).float()
@@ -206,7 +205,9 @@ def _run_method(
     seconds = (time.perf_counter() - started) / len(draws)
     for index, (data, head) in enumerate(zip(draws, heads, strict=True)):
         chosen = tried[best[index]]
-        save_checkpoint(weights_path(folder, protocol, method.name, data.seed), head.state_dict(), {"start": chosen.start})
+        save_checkpoint(
+            weights_path(place, protocol, method.name, data.seed), head.state_dict(), {"start": chosen.start}
+        )
         result = {
             "experiment": NAME,
             "protocol": protocol,
@@ -226,10 +227,10 @@ def _run_method(
             ],
             **metrics.summary(logits[index], torch.from_numpy(data.y_test)),
             "parameters": {"backbone": 0, "head": sum(p.numel() for p in head.parameters())},
-            "alpha": head.alpha.tolist() if hasattr(head, "alpha") else None,
+            "alpha": head.alpha.tolist() if isinstance(head, KernelClassifier) else None,
             "seconds": seconds,
         }
-        save_result(result_path(folder, protocol, method.name, data.seed), result)
+        save_result(result_path(place, protocol, method.name, data.seed), result)
     for path in partial.values():
         path.unlink(missing_ok=True)
 
@@ -242,63 +243,64 @@ def _held_out_score(head: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float
     return metrics.accuracy(logits, y), metrics.negative_log_likelihood(logits, y)
 
 
-def trained_head(folder: Path, protocol: str, method: Method, seed: int) -> nn.Module:
+def trained_head(place: Path, protocol: str, method: Method, seed: int) -> nn.Module:
     """The head that a finished run left behind, in evaluation mode."""
-    tensors, state = load_checkpoint(weights_path(folder, protocol, method.name, seed))
+    tensors, state = load_checkpoint(weights_path(place, protocol, method.name, seed))
     head = method.create(protocol, state["start"])
     head.load_state_dict(tensors)
     return head.eval()
 
 
 def table(results: Sequence[dict[str, Any]]) -> Table:
-    """The paper's Table 1 beside ours: mean and standard deviation over draws, differences paired by draw."""
-    accuracy: dict[tuple[str, str], dict[int, float]] = {}
-    for result in results:
-        accuracy.setdefault((result["protocol"], result["method"]), {})[result["seed"]] = result["accuracy"]
-    bayes = accuracy.get(("exact", "bayes"), {})
+    """The paper's Table 1 beside ours: mean and standard deviation over draws, differences paired by draw.
 
+    `results`: those of one `Settings`, of any protocols and methods.
+    """
+    runs: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for result in results:
+        runs.setdefault((result["protocol"], result["method"]), []).append(result)
+
+    def accuracy(protocol: str, method: str) -> dict[int, float]:
+        return {result["seed"]: result["accuracy"] for result in runs.get((protocol, method), [])}
+
+    bayes = accuracy("exact", "bayes")
     rows = []
     for method in METHODS:
         cells = [method.label, "" if method.paper is None else f"{method.paper:.2f}"]
         for protocol in PROTOCOLS:
-            ours = accuracy.get((protocol, method.name), {})
-            baseline = accuracy.get((protocol, "softmax"), {}) if method.name != "softmax" else {}
+            ours = accuracy(protocol, method.name)
+            baseline = {} if method.name == "softmax" else accuracy(protocol, "softmax")
             cells += [mean_and_deviation(list(ours.values())), paired_difference(ours, baseline)]
-        cells.append(paired_difference(accuracy.get(("tuned", method.name), {}), bayes, test=False))
+        cells.append(paired_difference(accuracy("tuned", method.name), bayes, test=False))
         rows.append(cells)
     rows.append([BAYES_LABEL, f"{BAYES_PAPER:.2f}", *[mean_and_deviation(list(bayes.values())), ""] * 2, ""])
-    return Table(
-        name=NAME,
-        title=TITLE,
-        columns=["Accuracy (%)", "paper", "paper's protocol", "over softmax", "tuned", "over softmax", "over Bayes"],
-        rows=rows,
-        notes=_notes(results),
-    )
+    columns = ["Accuracy (%)", "paper", "paper's protocol", "over softmax", "tuned", "over softmax", "over Bayes"]
+    return Table(name=NAME, title=TITLE, columns=columns, rows=rows, notes=_notes(runs))
 
 
-def _notes(results: Sequence[dict[str, Any]]) -> list[str]:
+def _notes(runs: dict[tuple[str, str], list[dict[str, Any]]]) -> list[str]:
+    trained = [result for (protocol, _), group in runs.items() if protocol != "exact" for result in group]
     notes = ["Ours: mean ± standard deviation over draws of the cluster centers; the paper shows one draw."]
-    runs = [result for result in results if result["protocol"] != "exact"]
-    if runs:
-        epochs = sorted({result["config"]["epochs"] for result in runs})
-        draws = sorted({sum(r["method"] == m.name and r["protocol"] == p for r in runs) for m in METHODS for p in PROTOCOLS})
+    if trained:
+        n = sorted({len(group) for (protocol, _), group in runs.items() if protocol != "exact"})
+        epochs = sorted({result["config"]["epochs"] for result in trained})
         notes.append(
-            f"n = {' or '.join(str(n) for n in draws if n)} draws, {' or '.join(map(str, epochs))} epochs; "
-            "p: exact sign-flip test of the paired differences."
+            f"n = {' or '.join(map(str, n))} draws, {' or '.join(map(str, epochs))} epochs; "
+            "p: exact sign-flip test of the differences, paired by draw."
         )
-    for protocol in PROTOCOLS:
-        dead = [
-            f"{method.label}: {100 * np.mean(np.array(alphas)[:, 3:] < 1e-3):.0f} %"
+    for protocol, activation in zip(PROTOCOLS, ("relu", "softplus"), strict=True):
+        vanished = {
+            method.label: 100 * np.mean([np.array(result["alpha"])[3:] < 1e-3 for result in group])
             for method in METHODS
-            if (alphas := [r["alpha"] for r in runs if (r["protocol"], r["method"]) == (protocol, method.name) and r["alpha"]])
-        ]
-        if dead:
-            activation = "relu" if protocol == "paper" else "softplus"
-            notes.append(f"Coefficients a_1 .. a_7 below 0.001 at the end ({protocol} protocol, {activation}): {'; '.join(dead)}.")
-    expected = [result["expected_accuracy"] for result in results if result["method"] == "bayes"]
-    if expected:
+            if method.head == "kernel" and (group := runs.get((protocol, method.name)))
+        }
+        if vanished:
+            shares = "; ".join(f"{label}: {share:.0f} %" for label, share in vanished.items())
+            notes.append(f"Coefficients a_1 .. a_7 that vanished ({protocol} protocol, {activation}): {shares}.")
+    if exact := runs.get(("exact", "bayes")):
+        expected = np.mean([result["expected_accuracy"] for result in exact])
         notes.append(
-            f"Bayes is the exact posterior on the same test samples; its expected accuracy, integrated over the "
-            f"sphere, is {np.mean(expected):.2f}."
+            "Bayes is the exact posterior on the same test samples; "
+            f"its expected accuracy, integrated over the sphere, is {expected:.2f}."
         )
     return notes

@@ -13,43 +13,39 @@ from kernelhead.report.sphere import Array, Panel, write_html, write_png
 from kernelhead.results import load_result
 
 
-def synthetic_figures(folder: Path, out: Path) -> list[Path]:
-    """Figure 1 for the first draw, as PNG and as HTML, from the heads that finished runs left behind."""
+def synthetic_figures(place: Path, png: Path, page: Path) -> None:
+    """Figure 1 for the first draw, as PNG and as HTML, from the heads that the runs in `place` left behind.
+
+    Of a method trained under both protocols the tuned one is shown.
+    """
     seed = 0
-    found = [
-        (method, protocol)
+    protocol_of = {
+        method.name: protocol
         for method in synthetic.METHODS
-        for protocol in reversed(synthetic.PROTOCOLS)
-        if synthetic.weights_path(folder, protocol, method.name, seed).exists()
-    ]
-    first_of = {method.name: (method, protocol) for method, protocol in reversed(found)}
-    if not first_of:
-        return []
-    method, protocol = next(iter(first_of.values()))
-    config = load_result(synthetic.result_path(folder, protocol, method.name, seed))["config"]
-    data = draw(seed, per_class=config["per_class"])
+        for protocol in synthetic.PROTOCOLS
+        if synthetic.weights_path(place, protocol, method.name, seed).exists()
+    }
+    bayes_result = load_result(synthetic.result_path(place, "exact", "bayes", seed))
+    data = draw(seed, per_class=bayes_result["config"]["per_class"])
     x_test, y_test = torch.from_numpy(data.x_test).float(), torch.from_numpy(data.y_test)
 
     panels = []
     for method in synthetic.METHODS:
-        if method.name in first_of:
-            head = synthetic.trained_head(folder, first_of[method.name][1], method, seed)
+        if method.name in protocol_of:
+            head = synthetic.trained_head(place, protocol_of[method.name], method, seed)
             accuracy = metrics.accuracy(head(x_test).detach(), y_test)
             panels.append(Panel(f"{method.label}: {accuracy:.1f} %", _probability(head)))
-    posterior = bayes_posterior(data.x_test, data.centers)
-    bayes = 100 * float((posterior.argmax(1) == data.y_test).mean())
+    bayes = bayes_result["accuracy"]
     panels.append(Panel(f"Bayes optimal: {bayes:.1f} %", lambda u: bayes_posterior(u, data.centers)[:, 1]))
 
     title = "What each classifier learned on the sphere"
     caption = (
         "Two classes, ten clusters each (the paper's Appendix A, one draw). Regions: the class a classifier predicts. "
-        "Percentages: test accuracy. A softmax classifier can only cut the sphere by a plane; the learned kernel cuts it "
-        "by curves about its class weights, and prototypes or landmarks by nearly any curve."
+        "Percentages: test accuracy. A softmax classifier can only cut the sphere by a plane; the learned kernel cuts "
+        "it by curves about its class weights, and prototypes or landmarks by nearly any curve."
     )
-    png, page = out / "synthetic.png", out / "synthetic.html"
     write_png(png, panels, data.x_train, data.y_train, title)
     write_html(page, panels, data.x_train, data.y_train, title, caption)
-    return [png, page]
 
 
 def _probability(head: torch.nn.Module) -> Callable[[Array], Array]:

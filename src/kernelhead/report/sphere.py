@@ -73,7 +73,7 @@ def write_png(path: Path, panels: Sequence[Panel], x: Array, y: NDArray[np.int64
         axes.axis("off")
     figure.suptitle(title, fontsize=13, y=0.985)
     path.parent.mkdir(parents=True, exist_ok=True)
-    canvas.print_png(path)
+    canvas.print_figure(path)
 
 
 def write_html(path: Path, panels: Sequence[Panel], x: Array, y: NDArray[np.int64], title: str, caption: str) -> None:
@@ -98,7 +98,7 @@ def write_html(path: Path, panels: Sequence[Panel], x: Array, y: NDArray[np.int6
         "points": encode(np.round(32767 * x[::every]).astype("<i2")),
         "labels": encode(y[::every].astype(np.uint8)),
         "regions": [[round(255 * c) for c in color] for color in REGIONS],
-        "colors": ["#%02x%02x%02x" % tuple(round(255 * c) for c in color) for color in POINTS],
+        "colors": ["#" + "".join(f"{round(255 * c):02x}" for c in color) for color in POINTS],
         "view": view_rotation().tolist(),
     }
     page = resources.files("kernelhead.report").joinpath("sphere.html").read_text(encoding="utf-8")

@@ -87,6 +87,8 @@ def train_ensemble(
         if checkpoint is not None:
             save_checkpoint(checkpoint, tensors, {"epoch": epoch, "identity": identity})
 
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # steps this small gain nothing from a second thread, and lose much on a busy machine
     saved_at = time.monotonic()
     whole = (first_epoch, _flat(stacks))  # the state after the last whole epoch: what an interruption saves
     try:
@@ -107,13 +109,14 @@ def train_ensemble(
                 saved_at = time.monotonic()
             if progress is not None:
                 progress(epoch + 1, recipe.epochs)
-    except BaseException:
+    finally:
+        torch.set_num_threads(threads)
         save(*whole)
-        raise
 
-    save(*whole)
     for member, head in enumerate(heads):
-        head.load_state_dict({name: stacked[member] for name, stacked in {**parameters, **buffers}.items()}, strict=False)
+        head.load_state_dict(
+            {name: stacked[member] for name, stacked in {**parameters, **buffers}.items()}, strict=False
+        )
 
 
 def ensemble_logits(heads: Sequence[nn.Module], x: Tensor) -> Tensor:

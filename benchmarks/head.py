@@ -1,0 +1,131 @@
+"""The kernel head against its peers: time of a forward and backward pass with cross-entropy, and what autograd keeps.
+
+    python benchmarks/head.py [--repeats 200] [--threads 2] [--json results/bench/head.json]
+
+Peers, all in one run and interleaved, so that a slow moment of the machine hits them alike:
+- linear: nn.Linear and F.cross_entropy;
+- naive: the kernel head with all powers of the cosines materialised, N x (M + 3) x C, left to autograd;
+- expansion: 1x1 convolution, BatchNorm, ReLU, average and linear layer, of the width of the landmarks.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kernelhead import KernelClassifier, create_head
+from kernelhead.results import environment
+
+
+class NaiveKernelClassifier(nn.Module):
+    """Every power of the cosines in one tensor, weighted and summed: what a first implementation looks like."""
+
+    def __init__(self, in_features: int, num_classes: int, degree: int = 7) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(num_classes, in_features) / in_features**0.5)
+        self.raw_alpha = nn.Parameter(torch.ones(degree + 3))
+        self.degree = degree
+
+    def forward(self, features: Tensor) -> Tensor:
+        t = F.normalize(features) @ F.normalize(self.weight).t()
+        ones, minus_ones = (t > 1 - 1e-6).to(t), (t < -1 + 1e-6).to(t)
+        powers = [t**m for m in range(self.degree + 1)]
+        basis = torch.stack([ones + minus_ones, ones - minus_ones, *powers], dim=1)
+        return (basis * torch.relu(self.raw_alpha)[None, :, None]).sum(1)
+
+
+def saved_bytes(head: nn.Module, x: Tensor) -> int:
+    """Bytes that autograd keeps between forward and backward, each storage once."""
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        head(x)
+    return sum(kept.values())
+
+
+def medians(steps: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
+    """Median milliseconds of each, one after the other in turn, after a warm-up."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for round_ in range(repeats + 10):
+        for name, step in steps.items():
+            started = time.perf_counter()
+            step()
+            if round_ >= 10:
+                times[name].append(1e3 * (time.perf_counter() - started))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def training_step(head: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
+    def step() -> None:
+        x.grad = None
+        head.zero_grad(set_to_none=True)
+        F.cross_entropy(head(x), y).backward()
+
+    return step
+
+
+def compare(shape: tuple[int, ...], classes: int, heads: dict[str, nn.Module], repeats: int) -> dict[str, object]:
+    x = torch.randn(shape, requires_grad=True)
+    y = torch.randint(classes, (shape[0],))
+    times = medians({name: training_step(head, x, y) for name, head in heads.items()}, repeats)
+    memory = {name: saved_bytes(head, x) for name, head in heads.items()}
+    peer = next(iter(heads))
+    print(f"\ninput {shape}, {classes} classes")
+    for name in heads:
+        ratio = times[name] / times[peer]
+        print(f"  {name:<28}{times[name]:9.3f} ms  {ratio:6.2f} x {peer:<10}{memory[name] / 2**20:9.3f} MiB saved")
+    return {"shape": shape, "classes": classes, "milliseconds": times, "saved_bytes": memory, "peer": peer}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=200)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+
+    rows = []
+    for samples, width, classes in [(128, 2048, 1000), (128, 64, 100), (1024, 64, 100), (1024, 512, 10000)]:
+        heads = {
+            "linear": nn.Linear(width, classes),
+            "kernel": KernelClassifier(width, classes),
+            "naive": NaiveKernelClassifier(width, classes),
+        }
+        repeats = options.repeats if samples * classes < 10**6 else max(5, options.repeats // 20)
+        row = compare((samples, width), classes, heads, repeats)
+        times, memory = row["milliseconds"], row["saved_bytes"]
+        extra = (memory["kernel"] - memory["linear"]) / (4 * samples * classes)
+        print(f"  the kernel head is {times['naive'] / times['kernel']:.1f} x faster than the naive version, and saves")
+        print(
+            f"  {extra:.3f} N x C tensors beyond the linear layer; the naive version "
+            f"{(memory['naive'] - memory['linear']) / (4 * samples * classes):.1f}"
+        )
+        rows.append(row)
+
+    heads = {
+        "expansion": create_head("expansion", 64, 100, width=512),
+        "landmarks, rkhs pooling": KernelClassifier(64, 100, landmarks=512, coefficients="softplus", pool="rkhs"),
+    }
+    rows.append(compare((128, 64, 8, 8), 100, heads, max(50, options.repeats // 4)))
+
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(
+            json.dumps({"rows": rows, "repeats": options.repeats, **environment()}, indent=1) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()

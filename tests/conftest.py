@@ -1,0 +1,20 @@
+"""Shared by all tests: fixed seeds, one thread, and hypothesis without deadlines or a database of its own."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("kernelhead", deadline=None, derandomize=True, database=None)
+settings.load_profile("kernelhead")
+torch.set_num_threads(1)  # the tensors are tiny: threads only wait for each other, and for other test processes
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)

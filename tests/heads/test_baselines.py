@@ -1,0 +1,88 @@
+"""The other heads against NumPy in float64."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from kernelhead import create_head
+from kernelhead.heads import LinearHead, SoftmaxHead
+
+D, C, N = 6, 4, 5
+
+
+def make(name, **options):
+    head = create_head(name, D, C, **options).double()
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.copy_(torch.rand_like(parameter) * 2 - 0.5)
+    return head, {key: value.numpy().copy() for key, value in head.state_dict().items()}
+
+
+def maps_and_tokens():
+    maps = torch.randn(N, D, 3, 2, dtype=torch.float64)
+    return maps, maps.permute(0, 2, 3, 1).reshape(N, 6, D)
+
+
+def test_softmax_is_a_linear_layer():
+    head, n = make("softmax")
+    assert isinstance(head, SoftmaxHead)
+    assert isinstance(head, nn.Linear)
+    x = torch.randn(2, 3, D, dtype=torch.float64)
+    np.testing.assert_allclose(head(x).detach(), x.numpy() @ n["weight"].T + n["bias"], rtol=1e-12, atol=1e-14)
+
+
+def test_linear_is_a_scaled_cosine():
+    head, n = make("linear")
+    assert isinstance(head, LinearHead)
+    x = torch.randn(N, D, dtype=torch.float64)
+    with torch.no_grad():
+        head.raw_alpha.fill_(2.5)
+    norms = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(n["weight"], axis=1)
+    np.testing.assert_allclose(head(x).detach(), 2.5 * (x.numpy() @ n["weight"].T) / norms, rtol=1e-12)
+    assert {name: tuple(p.shape) for name, p in head.named_parameters()} == {"raw_alpha": (1,), "weight": (C, D)}
+
+
+def test_second_order():
+    head, n = make("second_order")
+    maps, tokens = maps_and_tokens()
+    expected = []
+    for sample in tokens.numpy():
+        moment = sum(np.outer(place, place) for place in sample) / len(sample)
+        rooted = np.sign(moment) * np.sqrt(np.abs(moment))
+        expected.append(n["classifier.weight"] @ (rooted / np.linalg.norm(rooted)).ravel() + n["classifier.bias"])
+    np.testing.assert_allclose(head(maps).detach(), expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(head(tokens).detach(), expected, rtol=0, atol=1e-6)
+
+
+def test_second_order_survives_half_precision_features_whose_squares_overflow():
+    head, n = make("second_order")
+    x = torch.full((1, D, 2, 2), 3e4, dtype=torch.float16)
+    expected = n["classifier.weight"].sum(1) / D + n["classifier.bias"]  # every entry of the embedding is 1 / D
+    np.testing.assert_allclose(head(x)[0].detach(), expected, rtol=1e-6)
+
+
+def test_second_order_has_the_papers_number_of_parameters():
+    assert sum(p.numel() for p in create_head("second_order", 64, 100).parameters()) == 409_700
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_expansion(training):
+    head, n = make("expansion", width=7)
+    maps, tokens = maps_and_tokens()
+    expanded = tokens.numpy() @ n["expand.weight"][:, :, 0, 0].T
+    mean, variance = expanded.mean((0, 1)), expanded.var((0, 1))
+    if not training:
+        head(maps)
+        head.eval()
+        mean, variance = 0.1 * mean, 0.9 + 0.1 * expanded.reshape(-1, 7).var(0, ddof=1)
+    normal = (expanded - mean) / np.sqrt(variance + 1e-5) * n["norm.weight"] + n["norm.bias"]
+    expected = np.maximum(normal, 0).mean(1) @ n["classifier.weight"].T + n["classifier.bias"]
+    np.testing.assert_allclose(head(maps).detach(), expected, rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(head(tokens).detach(), expected, rtol=1e-9, atol=1e-11)
+
+
+def test_expansion_is_512_wide_unless_told():
+    sizes = {name: tuple(p.shape) for name, p in create_head("expansion", D, C).named_parameters()}
+    assert sizes["expand.weight"] == (512, D, 1, 1)
+    assert sizes["classifier.weight"] == (C, 512)

@@ -1,0 +1,186 @@
+"""The mathematics of kernels.py against NumPy in float64 and closed forms."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.polynomial import polynomial as P
+
+from kernelhead import kernels
+
+GRID = np.linspace(-1, 1, 201)
+
+
+def expected_series(t, alpha, tolerance):
+    odd = np.where(t > 1 - tolerance, 1.0, np.where(t < tolerance - 1, -1.0, 0.0))
+    return P.polyval(t, alpha[2:]) + alpha[1] * odd + alpha[0] * odd**2
+
+
+def unit_rows(rng, rows, width):
+    x = rng.standard_normal((rows, width))
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+# --- the series -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("degree", [0, 1, 2, 7, 20])
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-13), (torch.float32, 1e-5)])
+def test_series_is_the_polynomial_plus_both_end_point_terms(rng, degree, dtype, close):
+    alpha = rng.uniform(0, 1, degree + 3)
+    value = kernels.series(torch.from_numpy(GRID).to(dtype), torch.from_numpy(alpha).to(dtype))
+    assert value.dtype == dtype
+    np.testing.assert_allclose(value, expected_series(GRID, alpha, 1e-6), rtol=close, atol=close)
+    without = kernels.power_series(torch.from_numpy(GRID).to(dtype), torch.from_numpy(alpha).to(dtype))
+    np.testing.assert_allclose(without, P.polyval(GRID, alpha[2:]), rtol=close, atol=close)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (4,), (2, 3, 4)])
+def test_series_keeps_the_shape_of_t(rng, shape):
+    t, alpha = rng.uniform(-1, 1, shape), rng.uniform(0, 1, 6)
+    value = kernels.series(torch.tensor(t), torch.from_numpy(alpha))
+    assert value.shape == shape
+    np.testing.assert_allclose(value, P.polyval(t, alpha[2:]), rtol=1e-13)
+
+
+@pytest.mark.parametrize("tolerance", [1e-9, 1e-4, 0.1])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_tolerance_says_what_counts_as_an_end_point(tolerance, sign):
+    alpha = np.array([5.0, 3.0, 0.5, 0.25])
+    t = sign * (1 - tolerance * np.array([-0.5, 0, 0.5, 2, 10]))
+    inside = np.array([1, 1, 1, 0, 0])
+    value = kernels.series(torch.from_numpy(t), torch.from_numpy(alpha), tolerance=tolerance)
+    np.testing.assert_allclose(value, 0.5 + 0.25 * t + inside * (5 + sign * 3), rtol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [1, 2, 3, 64, 512, 4096])
+def test_default_tolerance_recognises_equal_and_opposite_vectors(dtype, width):
+    x = torch.randn(100, width, dtype=dtype)
+    scales = torch.rand(100, 1, dtype=dtype) * 10 + 0.01
+    unit, same = (v / torch.linalg.vector_norm(v, dim=1, keepdim=True) for v in (x, scales * x))
+    for t in ((unit @ same.T).diagonal(), (unit * same).sum(1)):
+        assert (kernels.end_points(t) == 1).all()
+        assert (kernels.end_points(-t) == -1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_default_tolerance_is_no_wider_than_rounding(dtype):
+    t = torch.tensor([1 - 100 * torch.finfo(dtype).eps, 0.999, 0.0, -0.999], dtype=dtype)
+    assert (kernels.end_points(t) == 0).all()
+
+
+def test_end_point_terms_give_no_gradient_to_t_and_a_full_one_to_alpha():
+    t = torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64, requires_grad=True)
+    alpha = torch.tensor([7.0, 5.0, 3.0, 2.0], dtype=torch.float64, requires_grad=True)
+    weights = torch.tensor([1.0, 10.0, 100.0], dtype=torch.float64)
+    (kernels.series(t, alpha) * weights).sum().backward()
+    assert t.grad.tolist() == [2.0, 20.0, 200.0]
+    assert alpha.grad.tolist() == [11.0, -9.0, 111.0, 1 - 10 + 50]
+
+
+@pytest.mark.parametrize("degree", [0, 1, 2, 7, 20])
+def test_derivative(rng, degree):
+    alpha = rng.uniform(0, 1, degree + 3)
+    derivative = kernels.series_derivative(torch.from_numpy(GRID), torch.from_numpy(alpha))
+    np.testing.assert_allclose(derivative, P.polyval(GRID, P.polyder(alpha[2:])), rtol=1e-12, atol=1e-12)
+    t = torch.from_numpy(GRID).requires_grad_()
+    (slope,) = torch.autograd.grad(kernels.series(t, torch.from_numpy(alpha)).sum(), t, materialize_grads=True)
+    np.testing.assert_allclose(slope, derivative, rtol=1e-12, atol=1e-12)
+
+
+# --- fixed kernels ----------------------------------------------------------------------------------------------------
+
+
+def test_fixed_kernels_are_their_formulas_on_vectors(rng):
+    u, v = unit_rows(rng, 50, 5), unit_rows(rng, 50, 5)
+    dots, squares = (u * v).sum(1), ((u - v) ** 2).sum(1)
+    t = torch.from_numpy(dots)
+    np.testing.assert_array_equal(kernels.linear(t), dots)
+    for degree in (1, 2, 10):
+        np.testing.assert_allclose(kernels.polynomial(t, degree), (1 + dots) ** degree / 2**degree, rtol=1e-12)
+    np.testing.assert_allclose(kernels.polynomial(t), (0.5 + 0.5 * dots) ** 10, rtol=1e-12)
+    for gamma in (0.1, 1.0, 7.0):
+        np.testing.assert_allclose(kernels.rbf(t, gamma), np.exp(-gamma * squares), rtol=1e-12)
+    np.testing.assert_allclose(kernels.rbf(t), np.exp(-squares), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "formula", "close"),
+    [
+        (kernels.linear_coefficients(), lambda t: t, 1e-15),
+        *((kernels.polynomial_coefficients(d), lambda t, d=d: ((1 + t) / 2) ** d, 1e-14) for d in (1, 2, 3, 10)),
+        *((kernels.rbf_coefficients(g), lambda t, g=g: np.exp(2 * g * (t - 1)), 2e-9) for g in (0.05, 1, 5, 50, 400)),
+    ],
+)
+def test_coefficients_reproduce_the_fixed_kernels(alpha, formula, close):
+    assert alpha.dtype == torch.float64
+    assert (alpha >= 0).all()
+    assert alpha[:2].tolist() == [0, 0]
+    np.testing.assert_allclose(P.polyval(GRID, alpha.numpy()[2:]), formula(GRID), rtol=0, atol=close)
+
+
+@pytest.mark.parametrize("gamma", [0.3, 1.0, 4.0])
+def test_power_series_of_the_gaussian_converges_within_its_remainder(gamma):
+    errors = []
+    for degree in range(1, 30):
+        alpha = kernels.rbf_coefficients(gamma, degree).numpy()
+        assert alpha.shape == (degree + 3,)
+        errors.append(np.abs(P.polyval(GRID, alpha[2:]) - np.exp(2 * gamma * (GRID - 1))).max())
+        assert errors[-1] <= 1 - alpha.sum() + 1e-14
+    assert all(later < earlier or later < 1e-14 for earlier, later in zip(errors, errors[1:], strict=False))
+    assert errors[-1] < 1e-5 * errors[0]
+
+
+# --- positive definiteness --------------------------------------------------------------------------------------------
+
+
+def smallest_eigenvalue(points, alpha):
+    gram = kernels.series(torch.from_numpy(points @ points.T), torch.from_numpy(alpha)).numpy()
+    return np.linalg.eigvalsh((gram + gram.T) / 2)[0]
+
+
+@settings(max_examples=80)
+@given(
+    width=st.sampled_from([1, 2, 3, 5, 20, 100]),
+    alpha=st.lists(st.one_of(st.just(0.0), st.floats(1e-3, 10)), min_size=3, max_size=18),
+    seed=st.integers(0, 2**31),
+)
+def test_non_negative_coefficients_are_positive_definite_on_every_sphere(width, alpha, seed):
+    x = unit_rows(np.random.default_rng(seed), 40, width)
+    points = np.concatenate([x, x[:10], -x[5:15], -x[:2]])
+    assert smallest_eigenvalue(points, np.array(alpha)) >= -1e-9 * len(points)
+
+
+@pytest.mark.parametrize("negative", range(10))
+def test_one_negative_coefficient_breaks_positive_definiteness(negative):
+    # On {u, -u}: k(1) = 2 - 1 and |k(-1)| = 2 + 1, so the eigenvalues are 4 and -2.
+    alpha = np.zeros(10)
+    alpha[3 if negative % 2 == 0 else 2] = 2  # a_1 beside an even term, a_0 beside an odd one
+    alpha[negative] = -1
+    points = np.array([[0.6, 0.8], [-0.6, -0.8]])
+    assert smallest_eigenvalue(points, alpha) == pytest.approx(-2, abs=1e-12)
+
+
+# --- truncation -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("whole", [1, 5, 12, 13])
+@pytest.mark.parametrize("degree", [0, 1, 4, 5, 12])
+def test_truncation_error_is_bounded_by_what_is_cut(rng, whole, degree):
+    alpha = rng.uniform(0, 1, whole + 3)
+    short = kernels.truncate(torch.from_numpy(alpha), degree).numpy()
+    assert short.shape == (min(whole, degree) + 3,)
+    np.testing.assert_array_equal(short[2:], alpha[2 : degree + 3])
+    error = np.abs(expected_series(GRID, short, 1e-9) - expected_series(GRID, alpha, 1e-9))
+    inner = np.abs(GRID) < 1
+    bound = np.abs(GRID) ** (degree + 1) * alpha[degree + 3 :].sum()
+    assert (error[inner] <= bound[inner] + 1e-13).all()
+    np.testing.assert_allclose(error[~inner], 0, atol=1e-13)
+
+
+def test_high_powers_tend_to_the_end_point_kernels():
+    odd = kernels.end_points(torch.from_numpy(GRID)).numpy()
+    np.testing.assert_allclose(GRID**10_000, odd**2, atol=1e-12)
+    np.testing.assert_allclose(GRID**10_001, odd, atol=1e-12)
