@@ -143,7 +143,14 @@ def _progress() -> Iterator["ReportProgress"]:
                 tasks[what] = bars.add_task(what, total=total)
             bars.update(tasks[what], completed=done)  # type: ignore[arg-type]
 
-        yield report_progress
+        try:
+            yield report_progress
+        except KeyboardInterrupt:
+            bars.stop()
+            messages.print(
+                "interrupted; what was done is kept, and the same command goes on from there", style="yellow"
+            )
+            raise typer.Exit(130) from None
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
@@ -157,9 +164,6 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _stop)
     try:
         app(arguments, prog_name="kernelhead")
-    except KeyboardInterrupt:
-        messages.print("interrupted; what was done is kept, and the same command goes on from there", style="yellow")
-        sys.exit(130)
     except BrokenPipeError:  # the reader of our output, say `head`, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -64,7 +64,7 @@ def write_png(path: Path, panels: Sequence[Panel], x: Array, y: NDArray[np.int64
     canvas = FigureCanvasAgg(figure)
     for index, panel in enumerate(panels):
         axes = figure.add_axes((index / len(panels) + 0.01, 0.03, 1 / len(panels) - 0.02, 0.82))
-        axes.imshow(_disc(panel, rotation, 1200), extent=(-1, 1, -1, 1), interpolation="bilinear")
+        axes.imshow(_disc(panel, rotation, 920), extent=(-1, 1, -1, 1), interpolation="bilinear")
         for label, color in enumerate(POINTS):
             shown = (y == label) & (projected[:, 2] > 0)
             axes.scatter(projected[shown, 0], projected[shown, 1], s=1.6, color=color, alpha=0.55, linewidths=0)

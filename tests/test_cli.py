@@ -1,0 +1,126 @@
+"""The command line as a person uses it: in a process of its own."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from kernelhead import __version__
+
+
+def kernelhead(*arguments, cwd, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "kernelhead", *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def reproduced(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("work")
+    done = kernelhead("reproduce", "synthetic", "--quick", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder, done
+
+
+def test_help_and_version(tmp_path):
+    assert kernelhead("--version", cwd=tmp_path).stdout.strip() == f"kernelhead {__version__}"
+    text = kernelhead("--help", cwd=tmp_path).stdout
+    assert "reproduce" in text
+    assert "report" in text
+    assert "--epochs" in kernelhead("reproduce", "--help", cwd=tmp_path).stdout
+
+
+def test_list_before_anything_ran(tmp_path):
+    done = kernelhead("reproduce", "list", cwd=tmp_path)
+    assert done.returncode == 0
+    assert re.search(r"synthetic.*0 of 80", done.stdout)
+
+
+def test_reproduce_prints_the_table_and_writes_files(reproduced):
+    folder, done = reproduced
+    for cell in ("85.51", "94.20", "95.06", "n = 2 draws, 4 epochs"):
+        assert cell in done.stdout
+    report = folder / "runs" / "report"
+    assert sorted(path.suffix for path in report.iterdir()) == [".csv", ".html", ".md", ".png"]
+
+
+def test_report_gives_the_same_table_without_training(reproduced):
+    folder, done = reproduced
+    before = (folder / "runs" / "report" / "synthetic-4-epochs-1000-samples.md").read_text()
+    again = kernelhead("report", "--out", "elsewhere", cwd=folder)
+    assert again.returncode == 0, again.stderr
+    assert (folder / "elsewhere" / "synthetic-4-epochs-1000-samples.md").read_text() == before
+    assert done.stdout.split("Written")[0] == again.stdout.split("Written")[0]
+
+
+def test_report_names_a_broken_file_and_goes_on(reproduced):
+    folder, _ = reproduced
+    broken = folder / "runs" / "synthetic" / "4-epochs-1000-samples" / "tuned" / "kernel-draw77.json"
+    broken.write_text("{")
+    done = kernelhead("report", cwd=folder)
+    broken.unlink()
+    assert done.returncode == 0
+    assert "kernel-draw77.json" in done.stderr
+    assert "94.20" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["reproduce", "imagenet"], "unknown table 'imagenet'; choose one of synthetic"),
+        (["reproduce", "synthetic", "--protocol", "mine"], "unknown protocol 'mine'; choose one of paper, tuned, both"),
+        (["report", "--runs", "nowhere"], "no results in nowhere"),
+    ],
+)
+def test_errors_are_one_sentence(tmp_path, arguments, sentence):
+    done = kernelhead(*arguments, cwd=tmp_path)
+    assert done.returncode == 1
+    assert sentence in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    debugged = kernelhead(*arguments, "--debug", cwd=tmp_path)
+    assert debugged.returncode == 1
+    assert "Traceback" in debugged.stderr
+
+
+def test_wrong_usage_is_refused(tmp_path):
+    for arguments in (["reproduce"], ["reproduce", "synthetic", "--epochs", "0"], ["fly"]):
+        assert kernelhead(*arguments, cwd=tmp_path).returncode == 2
+
+
+def test_a_results_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = kernelhead("reproduce", "synthetic", "--quick", "--runs", "file", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "file" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_says_so_and_goes_on(tmp_path, reproduced, sent):
+    command = [sys.executable, "-m", "kernelhead", "reproduce", "synthetic", "--quick"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    results = tmp_path / "runs" / "synthetic"
+    while not list(results.rglob("softmax-draw01.json")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(sent)
+    _, messages = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command goes on from there" in messages
+    assert "Traceback" not in messages
+    first = next(results.rglob("softmax-draw01.json"))
+    written = first.stat().st_mtime_ns
+    done = kernelhead("reproduce", "synthetic", "--quick", cwd=tmp_path)
+    assert done.returncode == 0
+    assert first.stat().st_mtime_ns == written
+    assert done.stdout.split("Written")[0] == reproduced[1].stdout.split("Written")[0]

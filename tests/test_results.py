@@ -1,0 +1,52 @@
+import json
+import stat
+
+import pytest
+
+from kernelhead import __version__
+from kernelhead.results import BrokenResultError, find_results, load_result, save_result, write_bytes
+
+
+def test_round_trip_carries_the_environment(tmp_path):
+    path = tmp_path / "new" / "folder" / "run.json"
+    save_result(path, {"accuracy": 91.25, "alpha": [0.0, 1.5]})
+    result = load_result(path)
+    assert result["accuracy"] == 91.25
+    assert result["alpha"] == [0.0, 1.5]
+    assert result["version"] == __version__
+    assert set(result["libraries"]) == {"python", "torch", "numpy"}
+    assert stat.S_IMODE(path.stat().st_mode) & stat.S_IRUSR
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
+    path = tmp_path / "run.json"
+    write_bytes(path, b"old")
+    monkeypatch.setattr("os.fsync", lambda descriptor: (_ for _ in ()).throw(OSError("no space left")))
+    with pytest.raises(OSError, match="no space left"):
+        write_bytes(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_not_a_number_is_refused_rather_than_written(tmp_path):
+    with pytest.raises(ValueError, match="JSON compliant"):
+        save_result(tmp_path / "run.json", {"nll": float("nan")})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"", b'{"format": 1', b"[]", b'{"format": 99}', b"\xff\xfe"])
+def test_broken_files_are_named_and_the_others_read(tmp_path, content):
+    save_result(tmp_path / "good.json", {"accuracy": 1.0})
+    (tmp_path / "bad.json").write_bytes(content)
+    with pytest.raises(BrokenResultError, match=r"bad\.json"):
+        load_result(tmp_path / "bad.json")
+    broken: list[str] = []
+    assert [result["accuracy"] for result in find_results(tmp_path, broken)] == [1.0]
+    assert len(broken) == 1
+    assert "bad.json" in broken[0]
+    assert "\n" not in broken[0]
+
+
+def test_files_are_plain_json(tmp_path):
+    save_result(tmp_path / "run.json", {"seed": 3})
+    assert json.loads((tmp_path / "run.json").read_text())["seed"] == 3
