@@ -44,5 +44,5 @@ def test_raw_values_start_at_one():
 
 
 def test_unknown_name_lists_the_known_ones():
-    with pytest.raises(ValueError, match=r"unknown coefficients 'tanh'; choose one of relu, sigmoid, softmax, softplus"):
+    with pytest.raises(ValueError, match=r"unknown coefficients 'tanh'; choose one of relu, sigmoid, softmax, .*none$"):
         coefficients.activation("tanh")

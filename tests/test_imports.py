@@ -6,7 +6,22 @@ import sys
 import kernelhead
 from kernelhead import _version
 
-EXTRAS = "typer rich yaml safetensors matplotlib plotly scipy sklearn torchvision timm ray onnx onnxruntime pandas".split()
+EXTRAS = [
+    "typer",
+    "rich",
+    "yaml",
+    "safetensors",
+    "matplotlib",
+    "plotly",
+    "scipy",
+    "sklearn",
+    "torchvision",
+    "timm",
+    "ray",
+    "onnx",
+    "onnxruntime",
+    "pandas",
+]
 
 PROGRAM = f"""
 import sys

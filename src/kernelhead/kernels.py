@@ -30,29 +30,34 @@ def end_points(t: Tensor, tolerance: float | None = None) -> Tensor:
     return F.hardshrink(t.detach(), 1 - tolerance).sign()
 
 
-def horner(t: Tensor, coefficients: Sequence[Tensor]) -> Tensor:
-    """sum_m c_m t^m by Horner's rule. t (...), coefficients c_0 .. c_M, each () -> (...)."""
-    if len(coefficients) == 1:
-        return coefficients[0] + torch.zeros_like(t)
+def horner(t: Tensor, coefficients: Sequence[Tensor], *, in_place: bool = False) -> Tensor:
+    """sum_m c_m t^m by Horner's rule. t (...), coefficients c_0 .. c_M, each () -> (...).
+
+    `in_place` works in one buffer, which stays in the cache; autograd cannot follow it.
+    """
+    if len(coefficients) < 2:
+        return torch.zeros_like(t) + sum(coefficients)
     # The first step as two scalar operations: torch is slower at one addcmul with two scalars.
-    value = t * coefficients[-1] + coefficients[-2]
+    value = torch.mul(t, coefficients[-1])
+    buffer = value if in_place else None
+    value = torch.add(value, coefficients[-2], out=buffer)
     for coefficient in reversed(coefficients[:-2]):
-        value = torch.addcmul(coefficient, value, t)
+        value = torch.addcmul(coefficient, value, t, out=buffer)
     return value
 
 
-def power_series(t: Tensor, alpha: Tensor) -> Tensor:
+def power_series(t: Tensor, alpha: Tensor, *, in_place: bool = False) -> Tensor:
     """sum_m a_m t^m, the kernel without its end-point terms. t (...), alpha (M + 3,) -> (...)."""
-    return horner(t, alpha.unbind()[END_POINTS:])
+    return horner(t, alpha.unbind()[END_POINTS:], in_place=in_place)
 
 
-def series(t: Tensor, alpha: Tensor, *, tolerance: float | None = None) -> Tensor:
+def series(t: Tensor, alpha: Tensor, *, tolerance: float | None = None, in_place: bool = False) -> Tensor:
     """The kernel k(t) of the paper's equation 8. t (...), alpha (M + 3,) -> (...).
 
     `tolerance`: t counts as +-1 where it is within that of +-1; None is 64 machine epsilons of t's dtype.
     """
     odd = end_points(t, tolerance)
-    value = power_series(t, alpha)
+    value = power_series(t, alpha, in_place=in_place)
     return torch.addcmul(value, odd, torch.addcmul(alpha[1], odd, alpha[0]))
 
 

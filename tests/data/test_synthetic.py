@@ -1,5 +1,7 @@
 """The two-class data on the sphere and its Bayes classifier, against quadrature and sampling."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from scipy.integrate import quad
@@ -26,7 +28,7 @@ def log_density(u, mean, variance):
     edges = [max(0.0, peak - 15 * width), peak, peak + 5 * width, peak + 60 * width]
     pieces = [
         quad(lambda r: np.exp(exponent(r) - exponent(peak)) if r > 0 else 0.0, *ends, epsabs=0, epsrel=1e-11)[0]
-        for ends in zip(edges, edges[1:], strict=False)
+        for ends in pairwise(edges)
     ]
     return np.log(sum(pieces)) + exponent(peak) - 1.5 * np.log(2 * np.pi * variance)
 

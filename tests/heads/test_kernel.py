@@ -104,8 +104,12 @@ def test_fixed_kernels_have_one_coefficient(options, kernel, close, coefficients
     np.testing.assert_allclose(head.kernel(torch.from_numpy(t)).detach(), scale * kernel(t), rtol=0, atol=close * 2)
 
 
-def test_fixed_kernels_keep_their_coefficients_out_of_the_state():
-    assert set(KernelClassifier(D, C, kernel="rbf").state_dict()) == {"raw_alpha", "weight"}
+def test_fixed_kernels_travel_with_the_state():
+    narrow, wide = KernelClassifier(D, C, kernel="rbf", gamma=0.5), KernelClassifier(D, C, kernel="rbf", gamma=0.5)
+    wide.profile.zero_()
+    wide.load_state_dict(narrow.state_dict())
+    assert torch.equal(wide.alpha, narrow.alpha)
+    assert set(KernelClassifier(D, C).state_dict()) == {"raw_alpha", "weight"}
 
 
 def test_length_of_features_and_weights_does_not_matter():

@@ -93,7 +93,7 @@ def bayes_posterior(u: Array, centers: Array) -> Array:
 def bayes_accuracy(centers: Array, *, latitudes: int = 200) -> float:
     """The Bayes classifier's expected accuracy, the integral of max(p_0, p_1) / 2 over the sphere.
 
-    Gauss-Legendre nodes in height and equal steps in longitude: exact for smooth functions, and good to 1e-5 here,
+    Gauss-Legendre nodes in height and equal steps in longitude: exact for smooth functions, and good to 2e-5 here,
     where the maximum has a kink.
     """
     heights, weights = np.polynomial.legendre.leggauss(latitudes)

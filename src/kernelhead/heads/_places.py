@@ -1,5 +1,8 @@
 """Feature maps and token sequences as one thing: places."""
 
+import operator
+from typing import SupportsIndex
+
 import torch
 from torch import Tensor
 
@@ -9,7 +12,7 @@ def as_vectors(features: Tensor, in_features: int, head: str) -> Tensor:
     _check_floating(features, head)
     if features.dim() == 0 or features.shape[-1] != in_features:
         raise ValueError(f"{head} expects features of shape (..., {in_features}), got {tuple(features.shape)}")
-    return features.reshape(-1, in_features)
+    return features if features.dim() == 2 else features.reshape(-1, in_features)
 
 
 def as_places(features: Tensor, in_features: int, head: str) -> Tensor:
@@ -33,5 +36,5 @@ def _check_floating(features: Tensor, head: str) -> None:
 def check_sizes(head: str, **sizes: object) -> None:
     """Refuse sizes that are not positive integers."""
     for name, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        if not isinstance(size, SupportsIndex) or isinstance(size, bool) or operator.index(size) < 1:
             raise ValueError(f"{head} needs {name} to be a positive integer, got {size!r}")

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from kernelhead import kernels
 from kernelhead.coefficients import activation, initial_raw
 from kernelhead.heads._places import as_places, as_vectors, check_sizes
-from kernelhead.ops.kernel_mean import kernel_mean
+from kernelhead.ops.kernel_mean import autocast_enabled, kernel_mean
 
 KERNELS = ("learned", "linear", "polynomial", "rbf")
 AGGREGATES = ("logsumexp", "sum")
@@ -89,8 +89,7 @@ class KernelClassifier(nn.Module):
         self.gamma = gamma
 
         fixed = _fixed_coefficients(kernel, degree, gamma)
-        # A fixed kernel is a constant, not a state: it is made from the options again, and stays out of state_dict.
-        self.register_buffer("profile", None if fixed is None else fixed.float(), persistent=False)
+        self.register_buffer("profile", None if fixed is None else fixed.float())
         self.degree = degree if fixed is None else fixed.shape[0] - kernels.END_POINTS - 1
         self.raw_alpha = nn.Parameter(initial_raw(degree + 3 if fixed is None else 1))
         self.weight = nn.Parameter(torch.empty(landmarks or num_classes * prototypes, in_features))
@@ -160,7 +159,7 @@ class KernelClassifier(nn.Module):
         points = flatten(features, self.in_features, "KernelClassifier")
         alpha = self.alpha if self.temperature == 1 else self.alpha / self.temperature
         values = kernel_mean(points, self.weight, alpha)
-        autocast = torch.is_autocast_enabled(features.device.type)
+        autocast = autocast_enabled(features.device.type)
         if self.mixing is not None:
             values = self.norm(values if autocast else values.to(self.mixing.dtype))
             logits = F.linear(values, self.mixing, self.bias)
@@ -171,7 +170,7 @@ class KernelClassifier(nn.Module):
             logits = values
         if not autocast:
             logits = logits.to(torch.promote_types(features.dtype, self.weight.dtype))
-        return logits if self.pools else logits.view(*features.shape[:-1], self.num_classes)
+        return logits if self.pools or features.dim() == 2 else logits.view(*features.shape[:-1], self.num_classes)
 
     def extra_repr(self) -> str:
         """Sizes first, then the options, those of the plain layer left out."""

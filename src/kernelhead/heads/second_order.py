@@ -1,10 +1,12 @@
 """SOP, the paper's third baseline: bilinear pooling (Lin et al., ICCV 2015)."""
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor, nn
 
 from kernelhead.heads._places import as_places, check_sizes
-from kernelhead.ops.kernel_mean import unit_norm
+from kernelhead.ops.kernel_mean import real_dtype, unit_norm
 
 
 class SecondOrderHead(nn.Module):
@@ -25,8 +27,9 @@ class SecondOrderHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         places = as_places(features, self.in_features, "SecondOrderHead")
-        with torch.autocast(features.device.type, enabled=False):
-            places = places if places.dtype == torch.float64 else places.float()
+        device = features.device.type
+        with nullcontext() if device == "meta" else torch.autocast(device, enabled=False):
+            places = places.to(real_dtype(places.dtype))
             second_moments = (places.mT @ places / places.shape[1]).flatten(1)
             # x / sqrt(|x| + eps) is the signed root without its infinite slope at 0.
             rooted = second_moments * torch.rsqrt(second_moments.abs() + 1e-10)

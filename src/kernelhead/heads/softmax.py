@@ -14,6 +14,7 @@ class SoftmaxHead(nn.Linear):
     def __init__(self, in_features: int, num_classes: int) -> None:
         check_sizes("SoftmaxHead", in_features=in_features, num_classes=num_classes)
         super().__init__(in_features, num_classes)
+        self.num_classes = num_classes
 
     def forward(self, features: Tensor) -> Tensor:
         logits = F.linear(as_vectors(features, self.in_features, "SoftmaxHead"), self.weight, self.bias)

@@ -49,30 +49,43 @@ def kernel_mean(features: Tensor, weight: Tensor, alpha: Tensor) -> Tensor:
 def unit_norm(x: Tensor) -> Tensor:
     """What to divide x by for unit length, in at least float32: |x|, or infinity for a zero vector.
 
-    x (..., D) -> (..., 1). With infinity a zero vector stays zero and its gradient is zero, not unbounded.
+    x (..., D) -> (..., 1). With infinity a zero vector stays zero and its gradients, of any order, are zero.
     """
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=_real_dtype(x.dtype))
+    zero = torch.isinf(_unit_norm(x.detach()))
+    norm: Tensor = torch.linalg.vector_norm(x.masked_fill(zero, 1), dim=-1, keepdim=True, dtype=real_dtype(x.dtype))
+    return norm.masked_fill(zero, math.inf)
+
+
+def _unit_norm(x: Tensor) -> Tensor:
+    """`unit_norm` where nothing is differentiated."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=real_dtype(x.dtype))
     return torch.threshold(norm, torch.finfo(norm.dtype).tiny, math.inf)
 
 
-def _real_dtype(dtype: torch.dtype) -> torch.dtype:
+def real_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The precision of norms and polynomials: float32 for half-precision inputs."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def autocast_enabled(device: str) -> bool:
+    """Whether operations on `device` are being autocast; meta tensors never are."""
+    return device != "meta" and torch.is_autocast_enabled(device)
 
 
 def _product_dtype(features: Tensor, weight: Tensor) -> torch.dtype:
     """What autocast would multiply in, or else the inputs' common type."""
     dtype = torch.promote_types(features.dtype, weight.dtype)
     device = features.device.type
-    if dtype != torch.float64 and torch.is_autocast_enabled(device):
+    if dtype != torch.float64 and autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return dtype
 
 
 def _composed(features: Tensor, weight: Tensor, alpha: Tensor, dtype: torch.dtype) -> Tensor:
     """`kernel_mean` in plain differentiable operations."""
-    real = _real_dtype(dtype)
-    unit = (features / unit_norm(features)).to(dtype)
-    t = (unit @ weight.to(dtype).t()).to(real) / unit_norm(weight).squeeze(-1)
+    real = real_dtype(dtype)
+    unit, unit_weight = ((x / unit_norm(x)).to(dtype) for x in (features, weight))
+    t = (unit @ unit_weight.t()).to(real)
     evaluate = kernels.series if dtype == real else kernels.power_series
     value = evaluate(t, alpha.to(real))
     return value.mean(1) if features.dim() == 3 else value
@@ -104,7 +117,7 @@ def _touches_end_points(t: Tensor) -> bool:
     if t.device.type != "cpu" or t.numel() == 0:
         return True
     low, high = torch.aminmax(t)
-    return max(-low.item(), high.item()) >= 1 - kernels.default_tolerance(t.dtype)
+    return not max(-low.item(), high.item()) < 1 - kernels.default_tolerance(t.dtype)  # a NaN is no answer
 
 
 def _alpha_gradient(gradient: Tensor, t: Tensor, degree: int, end_points: bool) -> Tensor:
@@ -131,23 +144,34 @@ def _alpha_gradient(gradient: Tensor, t: Tensor, degree: int, end_points: bool) 
     return torch.stack(sums)
 
 
+def _directions(weight: Tensor, norm: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """The weights to multiply by (K, D), and what their products are still to be divided by (K,), if anything.
+
+    Dividing the products costs N K operations, dividing the weights K D: at (N, D, K) = (128, 2048, 1000) it is the
+    difference between 1.15 and 1.25 times the time of a linear layer. Half precision has no range for raw weights.
+    """
+    if weight.dtype == dtype == norm.dtype:
+        return weight, norm
+    return (weight / norm[:, None]).to(dtype), None
+
+
 class _KernelMean(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, features: Tensor, weight: Tensor, alpha: Tensor, dtype: torch.dtype) -> Tensor:
-        real = _real_dtype(dtype)
-        norm, weight_norm = unit_norm(features), unit_norm(weight).squeeze(1)
-        unit, columns, alpha_ = _cast(features / norm, dtype), _cast(weight, dtype).t(), _cast(alpha, real)
-        samples, classes = features.shape[0], weight.shape[0]
+        real = real_dtype(dtype)
+        norm, weight_norm = _unit_norm(features), _unit_norm(weight).squeeze(1)
+        unit, (directions, divisor) = _cast(features / norm, dtype), _directions(weight, weight_norm, dtype)
         places = features.shape[1] if features.dim() == 3 else 0
         ctx.dtype, ctx.end_points = dtype, False
 
-        all_t = None if places else torch.mm(unit, columns).div_(weight_norm)
+        all_t = None if places else _cosines(unit, directions, divisor)
         values = []
-        for block in _blocks(samples, max(places, 1), classes, unit.device):
-            t = torch.matmul(_take(unit, block), columns).div_(weight_norm) if all_t is None else _take(all_t, block)
+        for block in _blocks(features.shape[0], max(places, 1), weight.shape[0], features.device):
+            t = _cosines(_take(unit, block), directions, divisor) if all_t is None else _take(all_t, block)
             end_points = dtype == real and _touches_end_points(t)
             ctx.end_points |= end_points
-            value = (kernels.series if end_points else kernels.power_series)(_cast(t, real), alpha_)
+            evaluate = kernels.series if end_points else kernels.power_series
+            value = evaluate(_cast(t, real), _cast(alpha, real), in_place=True)
             values.append(value.mean(1) if places else value)
         ctx.save_for_backward(features, weight, alpha, norm, weight_norm, all_t)
         return values[0] if len(values) == 1 else torch.cat(values)
@@ -156,7 +180,8 @@ class _KernelMean(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         features, weight, alpha, norm, weight_norm, all_t = ctx.saved_tensors
         dtype: torch.dtype = ctx.dtype
-        if torch.is_grad_enabled():  # create_graph=True: the gradients must be differentiable themselves
+        # create_graph=True wants gradients that can be differentiated again, is_grads_batched=True ones under vmap.
+        if torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(gradient):
 
             def composed(features: Tensor, weight: Tensor, alpha: Tensor) -> Tensor:
                 return _composed(features, weight, alpha, dtype)
@@ -164,15 +189,14 @@ class _KernelMean(torch.autograd.Function):
             pull_back = torch.func.vjp(composed, features, weight, alpha)[1]
             return (*pull_back(gradient), None)
 
-        real = _real_dtype(dtype)
+        real = real_dtype(dtype)
         wants_features, wants_weight, wants_alpha, _ = ctx.needs_input_grad
         degree = alpha.shape[0] - kernels.END_POINTS - 1
         slope = (alpha[kernels.END_POINTS + 1 :] * _orders(degree, real, alpha.device)).unbind()
-        (classes, width), low_weight = weight.shape, _cast(weight, dtype)
-        places = features.shape[1] if all_t is None else 0
+        unit, (directions, divisor) = _cast(features / norm, dtype), _directions(weight, weight_norm, dtype)
+        (classes, width), places = weight.shape, features.shape[1] if all_t is None else 0
         if places:
             gradient = gradient / places
-        unit = _cast(features / norm, dtype)
 
         parts: list[Tensor] = []  # of dL/df, a block each
         grad_weight = radial = grad_alpha = None
@@ -180,7 +204,7 @@ class _KernelMean(torch.autograd.Function):
             rows, g = _take(unit, block), _take(gradient, block)
             if places:
                 rows = rows.reshape(-1, width)
-                t = torch.mm(rows, low_weight.t()).div_(weight_norm)
+                t = _cosines(rows, directions, divisor)
                 g = g[:, None, :].expand(-1, places, -1).reshape(-1, classes)
             else:
                 t = _take(all_t, block)
@@ -189,11 +213,13 @@ class _KernelMean(torch.autograd.Function):
                 grad_alpha = _plus(grad_alpha, _alpha_gradient(g, t, degree, ctx.end_points))
             if not (wants_features or wants_weight):
                 continue
-            grad_t = kernels.horner(t, slope).mul_(g)
+            grad_t = kernels.horner(t, slope, in_place=True).mul_(g)
             inward = grad_t * t
-            grad_t = _cast(grad_t.div_(weight_norm), dtype)
+            if divisor is not None:
+                grad_t.div_(divisor)
+            grad_t = _cast(grad_t, dtype)
             if wants_features:
-                part = _cast(torch.mm(grad_t, low_weight), real)
+                part = _cast(torch.mm(grad_t, directions), real)
                 parts.append(part.addcmul_(rows, inward.sum(1, keepdim=True), value=-1))
             if wants_weight:
                 grad_weight = _plus(grad_weight, _cast(torch.mm(grad_t.t(), rows), real))
@@ -204,11 +230,20 @@ class _KernelMean(torch.autograd.Function):
             grad_features = parts[0] if len(parts) == 1 else torch.cat(parts)
             grad_features = _cast(grad_features.view(features.shape).div_(norm), features.dtype)
         if grad_weight is not None and radial is not None:
-            grad_weight = grad_weight.addcmul_(weight, radial.div_(weight_norm.square())[:, None], value=-1)
+            if divisor is not None:
+                radial.div_(divisor).div_(divisor)
+            grad_weight.addcmul_(directions, radial[:, None], value=-1)
+            if divisor is None:
+                grad_weight.div_(weight_norm[:, None])
             grad_weight = _cast(grad_weight, weight.dtype)
         if grad_alpha is not None:
             grad_alpha = _cast(grad_alpha, alpha.dtype)
         return grad_features, grad_weight, grad_alpha, None
+
+
+def _cosines(unit: Tensor, directions: Tensor, divisor: Tensor | None) -> Tensor:
+    t = torch.matmul(unit, directions.t())
+    return t if divisor is None else t.div_(divisor)
 
 
 def _plus(total: Tensor | None, part: Tensor) -> Tensor:

@@ -34,9 +34,9 @@ def synthetic_figures(place: Path, png: Path, page: Path) -> None:
         if method.name in protocol_of:
             head = synthetic.trained_head(place, protocol_of[method.name], method, seed)
             accuracy = metrics.accuracy(head(x_test).detach(), y_test)
-            panels.append(Panel(f"{method.label}: {accuracy:.1f} %", _probability(head)))
+            panels.append(Panel(f"{method.label}: {accuracy:.1f}\u00a0%", _probability(head)))
     bayes = bayes_result["accuracy"]
-    panels.append(Panel(f"Bayes optimal: {bayes:.1f} %", lambda u: bayes_posterior(u, data.centers)[:, 1]))
+    panels.append(Panel(f"Bayes optimal: {bayes:.1f}\u00a0%", lambda u: bayes_posterior(u, data.centers)[:, 1]))
 
     title = "What each classifier learned on the sphere"
     caption = (
