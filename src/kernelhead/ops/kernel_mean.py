@@ -1,9 +1,9 @@
 """The core of the kernel head: k(<w/|w|, f/|f|>), averaged over places, with its whole backward pass.
 
 `kernel_mean` is one autograd function. For plain feature vectors it saves the cosines t beside its inputs and their
-norms; over places it saves no more than the norms and computes the cosines again, block by block, so that neither the
-(N, L, K) cosines nor the kernel values ever exist at once (3 % slower than keeping them, on two cores). With
-G = dL/dt = g k'(t), the backward pass needs t alone:
+norms. Over places it never holds the (N, L, K) cosines or kernel values at once: it goes through blocks of samples,
+saves the mean powers of the cosines (M + 2, N, K), of which value and coefficients' gradient are linear functions, and
+computes the cosines of a block again when it goes back. With G = dL/dt = g k'(t) the backward pass is
 
     dL/da_m = sum g t^m
     dL/df   = (G w_hat - (sum_j G t) f_hat) / |f|
@@ -26,7 +26,7 @@ from kernelhead import kernels
 
 # Elements of a block. On a CPU a block's few buffers should stay in the cache; on a GPU a block only has to be large
 # enough to fill it and small enough to fit.
-BLOCK = {"cpu": 2**18}
+BLOCK = {"cpu": 2**19}
 BLOCK_ELSEWHERE = 2**24
 
 
@@ -39,7 +39,15 @@ def kernel_mean(features: Tensor, weight: Tensor, alpha: Tensor) -> Tensor:
     are float32. There a rounded cosine cannot tell t = 1 from its neighbours, and the end-point terms count as zero.
     A zero vector has cosine 0 with everything and receives a zero gradient.
     """
-    dtype = _product_dtype(features, weight)
+    dtype, device = torch.promote_types(features.dtype, weight.dtype), features.device.type
+    if dtype != torch.float64 and autocast_enabled(device):
+        with torch.autocast(device, enabled=False):  # which precision is used where is said here alone
+            return _kernel_mean(features, weight, alpha, torch.get_autocast_dtype(device))
+    return _kernel_mean(features, weight, alpha, dtype)
+
+
+def _kernel_mean(features: Tensor, weight: Tensor, alpha: Tensor, dtype: torch.dtype) -> Tensor:
+    """`kernel_mean` with its products in `dtype`."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return _composed(features, weight, alpha, dtype)
     value: Tensor = _KernelMean.apply(features, weight, alpha, dtype)
@@ -70,15 +78,6 @@ def real_dtype(dtype: torch.dtype) -> torch.dtype:
 def autocast_enabled(device: str) -> bool:
     """Whether operations on `device` are being autocast; meta tensors never are."""
     return device != "meta" and torch.is_autocast_enabled(device)
-
-
-def _product_dtype(features: Tensor, weight: Tensor) -> torch.dtype:
-    """What autocast would multiply in, or else the inputs' common type."""
-    dtype = torch.promote_types(features.dtype, weight.dtype)
-    device = features.device.type
-    if dtype != torch.float64 and autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return dtype
 
 
 def _composed(features: Tensor, weight: Tensor, alpha: Tensor, dtype: torch.dtype) -> Tensor:
@@ -121,64 +120,77 @@ def _touches_end_points(t: Tensor) -> bool:
 
 
 def _alpha_gradient(gradient: Tensor, t: Tensor, degree: int, end_points: bool) -> Tensor:
-    """Sum g k_even, sum g k_odd, sum g t^m for m = 0 .. degree: one buffer, swept once a power."""
+    """Sums of g k_even, g k_odd and g t^m for m = 0 .. degree: one buffer, swept once a power. g, t (R, K)."""
     if end_points:
         odd = kernels.end_points(t)
         sums = [(odd * odd).mul_(gradient).sum(), odd.mul_(gradient).sum(), gradient.sum()]
     else:
         nothing = t.new_zeros(())
         sums = [nothing, nothing, gradient.sum()]
-    gradient, t = gradient.reshape(-1), t.reshape(-1)
-    if t.shape[0] < 2**15:  # below that, the threads of torch.dot cost more than they save: 0.50 ms against 0.40 a step
-        running = gradient * t
-        sums.append(running.sum())
-        sums.extend(running.mul_(t).sum() for _ in range(1, degree))
-        return torch.stack(sums)
-    square, running = t * t, gradient
-    for power in range(1, degree + 1):
-        if power % 2 == 1:
-            sums.append(torch.dot(running, t))
-        else:
-            running = gradient * square if power == 2 else running.mul_(square)
-            sums.append(running.sum())
+    running = gradient * t
+    sums.append(running.sum())
+    sums.extend(running.mul_(t).sum() for _ in range(1, degree))
     return torch.stack(sums)
 
 
-def _directions(weight: Tensor, norm: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """The weights to multiply by (K, D), and what their products are still to be divided by (K,), if anything.
-
-    Dividing the products costs N K operations, dividing the weights K D: at (N, D, K) = (128, 2048, 1000) it is the
-    difference between 1.15 and 1.25 times the time of a linear layer. Half precision has no range for raw weights.
-    """
-    if weight.dtype == dtype == norm.dtype:
-        return weight, norm
-    return (weight / norm[:, None]).to(dtype), None
+def _mean_powers(t: Tensor, out: Tensor, end_points: bool) -> None:
+    """Means over places of k_even, k_odd, t, t^2, .. t^M, into out (M + 2, N, K). t (N, L, K)."""
+    if end_points:
+        odd = kernels.end_points(t)
+        torch.mean(odd, 1, out=out[1])
+        torch.mean(odd.mul_(odd), 1, out=out[0])
+    else:
+        out[:2].zero_()
+    torch.mean(t, 1, out=out[2])
+    running = t
+    for power in range(3, out.shape[0]):
+        running = t * t if power == 3 else running.mul_(t)
+        torch.mean(running, 1, out=out[power])
 
 
 class _KernelMean(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, features: Tensor, weight: Tensor, alpha: Tensor, dtype: torch.dtype) -> Tensor:
         real = real_dtype(dtype)
-        norm, weight_norm = _unit_norm(features), _unit_norm(weight).squeeze(1)
-        unit, (directions, divisor) = _cast(features / norm, dtype), _directions(weight, weight_norm, dtype)
+        samples, (classes, width) = features.shape[0], weight.shape
         places = features.shape[1] if features.dim() == 3 else 0
         ctx.dtype, ctx.end_points = dtype, False
+        # Unit weights cost K D divisions; dividing the products costs N K, less where features are few and long: at
+        # (N, D, K) = (128, 2048, 1000) 1.15 instead of 1.25 times the time of a linear layer. Half precision has no
+        # range for weights of any length.
+        ctx.unit_weights = weight.dtype != real or dtype != real or samples * max(places, 1) > width
 
-        all_t = None if places else _cosines(unit, directions, divisor)
-        values = []
-        for block in _blocks(features.shape[0], max(places, 1), weight.shape[0], features.device):
-            t = _cosines(_take(unit, block), directions, divisor) if all_t is None else _take(all_t, block)
-            end_points = dtype == real and _touches_end_points(t)
-            ctx.end_points |= end_points
-            evaluate = kernels.series if end_points else kernels.power_series
-            value = evaluate(_cast(t, real), _cast(alpha, real), in_place=True)
-            values.append(value.mean(1) if places else value)
-        ctx.save_for_backward(features, weight, alpha, norm, weight_norm, all_t)
-        return values[0] if len(values) == 1 else torch.cat(values)
+        norm, weight_norm = _unit_norm(features), _unit_norm(weight)
+        unit = _cast(features / norm, dtype)
+        directions = _cast(weight / weight_norm, dtype) if ctx.unit_weights else weight
+        alpha_ = _cast(alpha, real)
+        t = powers = None
+        if places:
+            powers = unit.new_empty(alpha.shape[0] - 1, samples, classes, dtype=real)
+            for block in _blocks(samples, places, classes, unit.device):
+                block_t = torch.matmul(_take(unit, block), directions.t())
+                block_t = _cast(block_t if ctx.unit_weights else block_t.div_(weight_norm.view(-1)), real)
+                end_points = dtype == real and _touches_end_points(block_t)
+                _mean_powers(block_t, powers if block is None else powers[:, block], end_points)
+            slopes = torch.cat([alpha_[: kernels.END_POINTS], alpha_[kernels.END_POINTS + 1 :]])
+            value: Tensor = torch.tensordot(slopes, powers, 1).add_(alpha_[kernels.END_POINTS])
+        else:
+            t = torch.mm(unit, directions.t())
+            if not ctx.unit_weights:
+                t.div_(weight_norm.view(-1))
+            ctx.end_points = dtype == real and _touches_end_points(t)
+            evaluate = kernels.series if ctx.end_points else kernels.power_series
+            values = [
+                evaluate(_cast(_take(t, block), real), alpha_, in_place=True)
+                for block in _blocks(samples, 1, classes, t.device)
+            ]
+            value = values[0] if len(values) == 1 else torch.cat(values)
+        ctx.save_for_backward(features, weight, alpha, norm, weight_norm, t, powers)
+        return value
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        features, weight, alpha, norm, weight_norm, all_t = ctx.saved_tensors
+        features, weight, alpha, norm, weight_norm, all_t, powers = ctx.saved_tensors
         dtype: torch.dtype = ctx.dtype
         # create_graph=True wants gradients that can be differentiated again, is_grads_batched=True ones under vmap.
         if torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(gradient):
@@ -193,57 +205,59 @@ class _KernelMean(torch.autograd.Function):
         wants_features, wants_weight, wants_alpha, _ = ctx.needs_input_grad
         degree = alpha.shape[0] - kernels.END_POINTS - 1
         slope = (alpha[kernels.END_POINTS + 1 :] * _orders(degree, real, alpha.device)).unbind()
-        unit, (directions, divisor) = _cast(features / norm, dtype), _directions(weight, weight_norm, dtype)
         (classes, width), places = weight.shape, features.shape[1] if all_t is None else 0
-        if places:
-            gradient = gradient / places
+        unit = _cast(features / norm, dtype)
+        directions = _cast(weight / weight_norm, dtype) if ctx.unit_weights else weight
+        lengths = weight_norm.view(-1)
 
         parts: list[Tensor] = []  # of dL/df, a block each
         grad_weight = radial = grad_alpha = None
+        if places and wants_alpha:
+            sums = torch.mv(powers.view(degree + 2, -1), gradient.reshape(-1))
+            grad_alpha = torch.cat([sums[: kernels.END_POINTS], gradient.sum()[None], sums[kernels.END_POINTS :]])
         for block in _blocks(features.shape[0], max(places, 1), classes, features.device):
             rows, g = _take(unit, block), _take(gradient, block)
             if places:
+                if not (wants_features or wants_weight):
+                    break
                 rows = rows.reshape(-1, width)
-                t = _cosines(rows, directions, divisor)
-                g = g[:, None, :].expand(-1, places, -1).reshape(-1, classes)
+                t = torch.mm(rows, directions.t())
+                t = _cast(t if ctx.unit_weights else t.div_(lengths), real)
+                grad_t = kernels.horner(t, slope, in_place=True)
+                grad_t.view(-1, places, classes).mul_((g / places)[:, None, :])
             else:
-                t = _take(all_t, block)
-            t = _cast(t, real)
-            if wants_alpha:
-                grad_alpha = _plus(grad_alpha, _alpha_gradient(g, t, degree, ctx.end_points))
-            if not (wants_features or wants_weight):
-                continue
-            grad_t = kernels.horner(t, slope, in_place=True).mul_(g)
-            inward = grad_t * t
-            if divisor is not None:
-                grad_t.div_(divisor)
-            grad_t = _cast(grad_t, dtype)
+                t = _cast(_take(all_t, block), real)
+                if wants_alpha:
+                    grad_alpha = _plus(grad_alpha, _alpha_gradient(g, t, degree, ctx.end_points))
+                if not (wants_features or wants_weight):
+                    continue
+                grad_t = kernels.horner(t, slope, in_place=True).mul_(g)
+            # What points along f or w itself is taken out: here, in N K operations, or below, in N D + K D.
+            inward = None if ctx.unit_weights else grad_t * t
+            grad_t = _cast(grad_t if inward is None else grad_t.div_(lengths), dtype)
             if wants_features:
                 part = _cast(torch.mm(grad_t, directions), real)
-                parts.append(part.addcmul_(rows, inward.sum(1, keepdim=True), value=-1))
+                along = (part * rows if inward is None else inward).sum(1, keepdim=True)
+                parts.append(part.addcmul_(rows, along, value=-1))
             if wants_weight:
                 grad_weight = _plus(grad_weight, _cast(torch.mm(grad_t.t(), rows), real))
-                radial = _plus(radial, inward.sum(0))
+                if inward is not None:
+                    radial = _plus(radial, inward.sum(0))
 
         grad_features = None
         if wants_features:
             grad_features = parts[0] if len(parts) == 1 else torch.cat(parts)
             grad_features = _cast(grad_features.view(features.shape).div_(norm), features.dtype)
-        if grad_weight is not None and radial is not None:
-            if divisor is not None:
-                radial.div_(divisor).div_(divisor)
-            grad_weight.addcmul_(directions, radial[:, None], value=-1)
-            if divisor is None:
-                grad_weight.div_(weight_norm[:, None])
+        if grad_weight is not None:
+            if radial is None:
+                along = (grad_weight * directions).sum(1, keepdim=True)
+                grad_weight.addcmul_(directions, along, value=-1).div_(weight_norm)
+            else:
+                grad_weight.addcmul_(weight, radial.div_(lengths).div_(lengths)[:, None], value=-1)
             grad_weight = _cast(grad_weight, weight.dtype)
         if grad_alpha is not None:
             grad_alpha = _cast(grad_alpha, alpha.dtype)
         return grad_features, grad_weight, grad_alpha, None
-
-
-def _cosines(unit: Tensor, directions: Tensor, divisor: Tensor | None) -> Tensor:
-    t = torch.matmul(unit, directions.t())
-    return t if divisor is None else t.div_(divisor)
 
 
 def _plus(total: Tensor | None, part: Tensor) -> Tensor:
