@@ -5,7 +5,7 @@ between methods. Two protocols:
 
 - `paper`: the paper's Appendix B and section 6. relu coefficients, weight decay 1e-4, one start; the learning rate is
   chosen from {0.05, 0.1, 0.3, 1.0}.
-- `tuned`: softplus coefficients, since a relu coefficient that reaches zero stays there; learning rate and weight decay
+- `tuned`: softplus coefficients, with which a random start ends higher than with relu; learning rate and weight decay
   are chosen; and, since the loss has bad local minima, the best of four starts by training loss is kept.
 
 Learning rate and weight decay are chosen for each draw on a fifth of its training data, held out; then training is on
