@@ -90,9 +90,16 @@ def _composed(features: Tensor, weight: Tensor, alpha: Tensor, dtype: torch.dtyp
     return value.mean(1) if features.dim() == 3 else value
 
 
+def _orders(degree: int, like: Tensor) -> Tensor:
+    """The numbers 1 .. degree. Kept on a CPU; elsewhere a graph being captured must make its own."""
+    if like.device.type == "cpu":
+        return _kept_orders(degree, like.dtype)
+    return torch.arange(1, degree + 1, dtype=like.dtype, device=like.device)
+
+
 @lru_cache(maxsize=64)
-def _orders(degree: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.arange(1, degree + 1, dtype=dtype, device=device)
+def _kept_orders(degree: int, dtype: torch.dtype) -> Tensor:
+    return torch.arange(1, degree + 1, dtype=dtype)
 
 
 def _blocks(samples: int, places: int, classes: int, device: torch.device) -> Sequence[slice | None]:
@@ -204,7 +211,8 @@ class _KernelMean(torch.autograd.Function):
         real = real_dtype(dtype)
         wants_features, wants_weight, wants_alpha, _ = ctx.needs_input_grad
         degree = alpha.shape[0] - kernels.END_POINTS - 1
-        slope = (alpha[kernels.END_POINTS + 1 :] * _orders(degree, real, alpha.device)).unbind()
+        alpha_ = _cast(alpha, real)
+        slope = (alpha_[kernels.END_POINTS + 1 :] * _orders(degree, alpha_)).unbind()
         (classes, width), places = weight.shape, features.shape[1] if all_t is None else 0
         unit = _cast(features / norm, dtype)
         directions = _cast(weight / weight_norm, dtype) if ctx.unit_weights else weight
