@@ -3,9 +3,9 @@
     python benchmarks/synthetic_starts.py [--json results/bench/synthetic_starts.json]
 
 The one-prototype kernel head, learning rate 1, 30 epochs, 10 draws, 8 starts each, all 10,000 training samples. For
-each activation and weight decay: test accuracy as a mean over starts, and of the start with the lowest training loss; the
-share of coefficients a_1 .. a_7 at zero at the end; and how many of those would lower the training loss if they could
-come back, that is, have a negative gradient.
+each activation and weight decay: test accuracy as a mean over starts, and of the start with the lowest training loss;
+the share of coefficients a_1 .. a_7 at zero at the end; and how many of those would lower the training loss if they
+could come back, that is, have a negative gradient.
 """
 
 import argparse
@@ -72,7 +72,8 @@ def main() -> None:
         print(
             f"{coefficients:<9} weight decay {weight_decay:<7g} mean over starts {row['mean_over_starts']:.2f}  "
             f"best of {STARTS} by training loss {row['best_training_loss']:.2f}  "
-            f"at zero {row['at_zero_percent']:.0f} % ({row['at_zero_with_negative_gradient']} of {row['at_zero']} with a negative gradient)",
+            f"at zero {row['at_zero_percent']:.0f} %, {row['at_zero_with_negative_gradient']} of {row['at_zero']} "
+            "with a negative gradient",
             flush=True,
         )
     if options.json:
