@@ -1,0 +1,77 @@
+"""The CIFAR ResNets of He et al. (CVPR 2016, section 4.2), and their kervolutional variant."""
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kernelhead.backbones._base import Backbone, initialize, rectify
+from kernelhead.backbones.kervolution import GaussianKervolution2d
+
+KERVOLUTION = (None, "first", "all")
+
+
+def _convolution(in_channels: int, out_channels: int, stride: int, kervolution: bool) -> nn.Conv2d:
+    if kervolution:
+        return GaussianKervolution2d(in_channels, out_channels, 3, stride=stride, padding=1)
+    return nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1, bias=False)
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions with BatchNorm and a parameter-free shortcut: every other place, new channels zero."""
+
+    def __init__(self, in_channels: int, channels: int, stride: int, *, kervolution: bool, rectified: bool) -> None:
+        super().__init__()
+        self.conv1 = _convolution(in_channels, channels, stride, kervolution)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = _convolution(channels, channels, 1, kervolution)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.stride = stride
+        self.new_channels = channels - in_channels
+        self.rectified = rectified
+
+    def forward(self, x: Tensor) -> Tensor:
+        residual = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        if self.stride > 1 or self.new_channels:
+            before = self.new_channels // 2
+            padding = (0, 0, 0, 0, before, self.new_channels - before)
+            x = F.pad(x[:, :, :: self.stride, :: self.stride], padding)
+        return rectify(residual + x, self.rectified)
+
+
+class CifarResNet(Backbone):
+    """ResNet of depth 6n + 2 on 32x32 images: three stages of n blocks with 16, 32 and 64 channels.
+
+    Args:
+        depth: 8, 14, 20, 32, 44, 56, or any other 6n + 2.
+        rectified: whether the ReLU before the features stays; the paper takes it away.
+        kervolution: None, "first" (the first convolution is kervolutional) or "all". "first" is the default of the
+            paper's KER baseline here: Wang et al. replace the first layer and keep the rest, and a Gaussian of the
+            image, unlike one of hidden features, is what they motivate. "all" replaces every convolution.
+
+    Images (N, 3, 32, 32) -> map (N, 64, 8, 8), features (N, 64).
+    """
+
+    num_features = 64
+
+    def __init__(self, depth: int, *, rectified: bool = False, kervolution: str | None = None) -> None:
+        if depth < 8 or (depth - 2) % 6:
+            raise ValueError(f"a CIFAR ResNet has depth 6n + 2 (8, 14, 20, 32, 44, 56 ..), got {depth}")
+        if kervolution not in KERVOLUTION:
+            raise ValueError(f"unknown kervolution {kervolution!r}; choose None, 'first' or 'all'")
+        super().__init__()
+        self.conv1 = _convolution(3, 16, 1, kervolution is not None)
+        self.bn1 = nn.BatchNorm2d(16)
+        blocks, in_channels = [], 16
+        per_stage = (depth - 2) // 6
+        for channels in (16, 32, 64):
+            for index in range(per_stage):
+                last = channels == 64 and index == per_stage - 1
+                stride = 2 if channels > in_channels else 1
+                options = {"kervolution": kervolution == "all", "rectified": rectified or not last}
+                blocks.append(BasicBlock(in_channels, channels, stride, **options))
+                in_channels = channels
+        self.blocks = nn.Sequential(*blocks)
+        initialize(self)
+
+    def feature_map(self, images: Tensor) -> Tensor:
+        features: Tensor = self.blocks(F.relu(self.bn1(self.conv1(images))))
+        return features
