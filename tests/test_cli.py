@@ -92,6 +92,23 @@ def test_errors_are_one_sentence(tmp_path, arguments, sentence):
     assert "Traceback" in debugged.stderr
 
 
+def test_data_sets_are_listed_and_checked(tmp_path):
+    environment = {**os.environ, "KERNELHEAD_DATA": str(tmp_path / "data")}
+    listed = kernelhead("data", "list", cwd=tmp_path, env=environment)
+    assert listed.returncode == 0
+    assert re.search(r"cifar100.*no", listed.stdout)
+    missing = kernelhead("data", "verify", "cifar10", cwd=tmp_path, env=environment)
+    assert missing.returncode == 1
+    assert "kernelhead data get cifar10" in missing.stderr
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "cifar10.npz").write_bytes(b"PK")
+    damaged = kernelhead("data", "verify", "cifar10", cwd=tmp_path, env=environment)
+    assert damaged.returncode == 1
+    assert "is damaged" in damaged.stderr
+    assert "Traceback" not in damaged.stderr
+    assert "unknown data set" in kernelhead("data", "get", "mnist", cwd=tmp_path, env=environment).stderr
+
+
 def test_wrong_usage_is_refused(tmp_path):
     for arguments in (["reproduce"], ["reproduce", "synthetic", "--epochs", "0"], ["fly"]):
         assert kernelhead(*arguments, cwd=tmp_path).returncode == 2

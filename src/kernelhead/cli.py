@@ -126,6 +126,49 @@ def _list_tables(runs: Path) -> None:
     console.print(listing)
 
 
+data_app = typer.Typer(help="Data sets: where they are, and getting and checking them.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """Show the data sets and whether they are here."""
+    from kernelhead.data.cifar import CLASSES, cifar_path
+
+    listing = RichTable()
+    for column in ("data set", "classes", "file", "here"):
+        listing.add_column(column)
+    for name, classes in CLASSES.items():
+        path = cifar_path(name)
+        size = f"{path.stat().st_size / 2**20:.0f} MiB" if path.exists() else "no"
+        listing.add_row(name, str(classes), str(path), size)
+    console.print(listing)
+
+
+@data_app.command("get")
+def data_get(name: Annotated[str, typer.Argument(help="cifar10 or cifar100.")]) -> None:
+    """Download a data set from its official source, check it, and keep it in the fast local form."""
+    from kernelhead.data.cifar import cifar_path, download_cifar
+
+    path = cifar_path(name)
+    if path.exists():
+        console.print(f"{path} is already here", highlight=False, soft_wrap=True)
+        return
+    console.print(f"made {download_cifar(name)}", highlight=False, soft_wrap=True)
+
+
+@data_app.command("verify")
+def data_verify(name: Annotated[str, typer.Argument(help="cifar10 or cifar100.")]) -> None:
+    """Check that a data set is complete and unharmed."""
+    from kernelhead.data.cifar import cifar_path, problems, read_cifar
+
+    path = cifar_path(name)
+    found = problems(read_cifar(name, path))
+    if found:
+        raise ValueError(f"{path} is not the official {name}: {'; '.join(found)}")
+    console.print(f"{path} is complete and unharmed", highlight=False, soft_wrap=True)
+
+
 @contextmanager
 def _progress() -> Iterator["ReportProgress"]:
     """A bar that is always about what is going on now."""

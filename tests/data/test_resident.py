@@ -1,0 +1,74 @@
+import numpy as np
+import pytest
+import torch
+
+from kernelhead.data.resident import PAD, ResidentImages, channel_statistics
+
+
+def images(n=6, size=32, seed=0):
+    return np.random.default_rng(seed).integers(256, size=(n, size, size, 3), dtype=np.uint8)
+
+
+def resident(x, **options):
+    mean, std = channel_statistics(x)
+    labels = np.arange(len(x)) % 3
+    return ResidentImages(x, labels, mean=mean, std=std, device=torch.device("cpu"), **options)
+
+
+def test_statistics():
+    x = images()
+    mean, std = channel_statistics(x)
+    np.testing.assert_allclose(mean, x.reshape(-1, 3).mean(0), rtol=1e-12)
+    np.testing.assert_allclose(std, x.reshape(-1, 3).std(0), rtol=1e-12)
+
+
+def test_plain_images_are_normalised():
+    x = images()
+    index = torch.tensor([4, 0, 4])
+    batch, labels = resident(x).plain(index)
+    by_hand = (x[[4, 0, 4]] - x.reshape(-1, 3).mean(0)) / x.reshape(-1, 3).std(0)
+    np.testing.assert_allclose(batch, by_hand.transpose(0, 3, 1, 2), atol=1e-5)
+    assert labels.tolist() == [1, 0, 1]
+
+
+def crops(x, mean, std):
+    """Every shift and flip of one image (H, W, 3), from an image with a border of the mean colour."""
+    border = np.broadcast_to(np.round(mean), (32 + 2 * PAD, 32 + 2 * PAD, 3)).copy()
+    border[PAD:-PAD, PAD:-PAD] = x
+    for row in range(2 * PAD + 1):
+        for column in range(2 * PAD + 1):
+            crop = border[row : row + 32, column : column + 32]
+            for flipped in (False, True):
+                yield (row, column, flipped), ((crop[:, ::-1] if flipped else crop) - mean) / std
+
+
+def test_augmented_images_are_shifts_and_flips_of_the_image_and_all_occur():
+    x = images(2)
+    mean, std = (s.numpy() for s in channel_statistics(x))
+    data = resident(x)
+    batch, labels = data.augmented(torch.ones(3000, dtype=torch.long), torch.Generator().manual_seed(0))
+    assert batch.shape == (3000, 3, 32, 32)
+    assert set(labels.tolist()) == {1}
+    known = {
+        crop.transpose(2, 0, 1).astype(np.float32).round(3).tobytes(): which for which, crop in crops(x[1], mean, std)
+    }
+    seen = [known[image.numpy().round(3).tobytes()] for image in batch]
+    counts = np.unique(seen, axis=0, return_counts=True)[1]
+    assert len(counts) == 2 * (2 * PAD + 1) ** 2
+    assert counts.max() < 5 * 3000 / len(counts)
+
+
+def test_same_generator_same_images():
+    data = resident(images())
+    index = torch.arange(6)
+    one, _ = data.augmented(index, torch.Generator().manual_seed(3))
+    two, _ = data.augmented(index, torch.Generator().manual_seed(3))
+    other, _ = data.augmented(index, torch.Generator().manual_seed(4))
+    assert torch.equal(one, two)
+    assert not torch.equal(one, other)
+
+
+def test_as_many_labels_as_images():
+    mean, std = channel_statistics(images())
+    with pytest.raises(ValueError, match="6 images but 5 labels"):
+        ResidentImages(images(), np.zeros(5), mean=mean, std=std, device=torch.device("cpu"))
