@@ -5,6 +5,7 @@
 Peers, all in one run and interleaved, so that a slow moment of the machine hits them alike:
 - linear: nn.Linear and F.cross_entropy;
 - naive: the kernel head with all powers of the cosines materialised, N x (M + 3) x C, left to autograd;
+- linear and kernel again under torch.compile, at one size;
 - expansion: 1x1 convolution, BatchNorm, ReLU, average and linear layer, of the width of the landmarks.
 """
 
@@ -21,6 +22,8 @@ from torch.nn import functional as F
 
 from kernelhead import KernelClassifier, create_head
 from kernelhead.results import environment
+
+SHAPES = [(128, 2048, 1000), (128, 64, 100), (2, 2, 2), (1024, 64, 100), (1024, 512, 10000)]  # N, D, C
 
 
 class NaiveKernelClassifier(nn.Module):
@@ -87,6 +90,20 @@ def compare(shape: tuple[int, ...], classes: int, heads: dict[str, nn.Module], r
     return {"shape": shape, "classes": classes, "milliseconds": times, "saved_bytes": memory, "peer": peer}
 
 
+def markdown(rows: list[dict[str, object]]) -> str:
+    """The README's table: what was measured, its peer, their ratio, and the ratio we set out for."""
+    goals = {("kernel", 128, 2048): "1.25", ("kernel", 128, 64): "2.0", ("landmarks, rkhs pooling", 128, 64): "1.3"}
+    lines = ["| head | input | classes | time | peer | ratio | at most |", "|---|---|--:|--:|---|--:|--:|"]
+    for row in rows:
+        times, peer, shape = row["milliseconds"], row["peer"], row["shape"]
+        ours = next(name for name in times if name not in (peer, "naive"))
+        goal = goals.get((ours, *shape[:2]), "")
+        cells = [ours, " x ".join(map(str, shape)), str(row["classes"]), f"{times[ours]:.2f} ms"]
+        cells += [f"{peer}, {times[peer]:.2f} ms", f"{times[ours] / times[peer]:.2f}", goal]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=200)
@@ -97,7 +114,7 @@ def main() -> None:
     torch.manual_seed(0)
 
     rows = []
-    for samples, width, classes in [(128, 2048, 1000), (128, 64, 100), (1024, 64, 100), (1024, 512, 10000)]:
+    for samples, width, classes in SHAPES:
         heads = {
             "linear": nn.Linear(width, classes),
             "kernel": KernelClassifier(width, classes),
@@ -115,11 +132,17 @@ def main() -> None:
         rows.append(row)
 
     heads = {
+        "compiled linear": torch.compile(nn.Linear(64, 100)),
+        "compiled kernel": torch.compile(KernelClassifier(64, 100)),
+    }
+    rows.append(compare((128, 64), 100, heads, options.repeats))
+    heads = {
         "expansion": create_head("expansion", 64, 100, width=512),
         "landmarks, rkhs pooling": KernelClassifier(64, 100, landmarks=512, coefficients="softplus", pool="rkhs"),
     }
     rows.append(compare((128, 64, 8, 8), 100, heads, max(50, options.repeats // 4)))
 
+    print("\n" + markdown(rows))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(

@@ -74,9 +74,27 @@ def test_report_names_a_broken_file_and_goes_on(reproduced):
     assert "94.20" in done.stdout
 
 
+def test_report_goes_on_without_figures(reproduced):
+    folder, _ = reproduced
+    weights = folder / "runs" / "synthetic" / "4-epochs-1000-samples" / "tuned" / "kernel-draw00.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(b"junk")
+    done = kernelhead("report", "--out", "a[b]", cwd=folder)
+    weights.write_bytes(content)
+    assert done.returncode == 0
+    assert "no figures" in done.stderr
+    assert "kernel-draw00.safetensors" in done.stderr
+    assert "Written: a[b]/synthetic-4-epochs-1000-samples.md" in done.stdout
+
+
+def test_list_counts_runs_of_the_settings_asked_for(reproduced):
+    assert re.search(r"synthetic.*16 of 16.*none", kernelhead("reproduce", "list", "--quick", cwd=reproduced[0]).stdout)
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (["reproduce", "synthetic", "--quick", "--draws", "3"], "--quick has its own epochs and draws"),
         (["reproduce", "imagenet"], "unknown table 'imagenet'; choose one of synthetic"),
         (["reproduce", "synthetic", "--protocol", "mine"], "unknown protocol 'mine'; choose one of paper, tuned, both"),
         (["report", "--runs", "nowhere"], "no results in nowhere"),
@@ -118,7 +136,7 @@ def test_a_results_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     done = kernelhead("reproduce", "synthetic", "--quick", "--runs", "file", cwd=tmp_path)
     assert done.returncode == 1
-    assert "file" in done.stderr
+    assert "Not a directory: 'file/" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -190,3 +190,14 @@ def test_high_powers_tend_to_the_end_point_kernels():
     odd = kernels.end_points(torch.from_numpy(GRID)).numpy()
     np.testing.assert_allclose(GRID**10_000, odd**2, atol=1e-12)
     np.testing.assert_allclose(GRID**10_001, odd, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_has_no_end_points_unless_asked(dtype):
+    t, alpha = torch.tensor([0.96875, -1.0], dtype=dtype), torch.ones(5, dtype=dtype)
+    plain = 1 + t.double() + t.double() ** 2
+    torch.testing.assert_close(kernels.series(t, alpha).double(), plain, rtol=2e-2, atol=2e-2)
+    asked = kernels.series(t, alpha, tolerance=0.01).double()
+    torch.testing.assert_close(asked, plain + torch.tensor([0.0, 1.0 - 1.0]), rtol=2e-2, atol=2e-2)
+    asked = kernels.series(-t, alpha, tolerance=0.01).double()
+    assert asked[1] == pytest.approx(3 + 2)

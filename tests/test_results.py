@@ -1,21 +1,24 @@
 import json
-import stat
 
 import pytest
 
 from kernelhead import __version__
 from kernelhead.results import BrokenResultError, find_results, load_result, save_result, write_bytes
 
+RUN = dict.fromkeys(("experiment", "protocol", "method", "seed", "config", "accuracy", "seconds"), 1.0)
+
 
 def test_round_trip_carries_the_environment(tmp_path):
     path = tmp_path / "new" / "folder" / "run.json"
-    save_result(path, {"accuracy": 91.25, "alpha": [0.0, 1.5]})
+    save_result(path, {**RUN, "accuracy": 91.25, "alpha": [0.0, 1.5]})
     result = load_result(path)
     assert result["accuracy"] == 91.25
     assert result["alpha"] == [0.0, 1.5]
     assert result["version"] == __version__
     assert set(result["libraries"]) == {"python", "torch", "numpy"}
-    assert stat.S_IMODE(path.stat().st_mode) & stat.S_IRUSR
+    plain = tmp_path / "plain"
+    plain.touch()
+    assert path.stat().st_mode == plain.stat().st_mode
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
@@ -34,9 +37,9 @@ def test_not_a_number_is_refused_rather_than_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("content", [b"", b'{"format": 1', b"[]", b'{"format": 99}', b"\xff\xfe"])
+@pytest.mark.parametrize("content", [b"", b'{"format": 1', b"[]", b'{"format": 99}', b'{"format": 1}', b"\xff\xfe"])
 def test_broken_files_are_named_and_the_others_read(tmp_path, content):
-    save_result(tmp_path / "good.json", {"accuracy": 1.0})
+    save_result(tmp_path / "good.json", RUN)
     (tmp_path / "bad.json").write_bytes(content)
     with pytest.raises(BrokenResultError, match=r"bad\.json"):
         load_result(tmp_path / "bad.json")

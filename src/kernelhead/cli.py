@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from kernelhead._version import __version__
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none of it
     from kernelhead.paper.synthetic import Progress as ReportProgress
+    from kernelhead.paper.synthetic import Settings
 
 app = typer.Typer(
     name="kernelhead",
@@ -54,24 +56,26 @@ def reproduce(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="A table of the paper, or 'list' to see them.")],
     runs: RunsOption = Path("runs"),
     protocol: Annotated[str, typer.Option(help="paper, tuned or both.")] = "both",
-    epochs: Annotated[int, typer.Option(min=1, max=100_000, help="Epochs of every training.")] = 30,
-    draws: Annotated[int, typer.Option(min=1, max=1000, help="Draws of the cluster centers.")] = 10,
+    epochs: Annotated[int | None, typer.Option(min=1, max=100_000, help="Epochs of a training. [default: 30]")] = None,
+    draws: Annotated[int | None, typer.Option(min=1, max=1000, help="Draws of the centers. [default: 10]")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small data, 2 draws, 4 epochs: does it run at all?")] = False,
 ) -> None:
     """Run what is missing of a table of the paper, then show it beside the paper's."""
     from kernelhead.paper import synthetic
 
+    if quick and (epochs or draws):
+        raise ValueError("--quick has its own epochs and draws: leave out --epochs and --draws, or --quick")
+    settings = synthetic.Settings(epochs=epochs or 30, draws=draws or 10)
+    if quick:
+        settings = synthetic.Settings(epochs=4, draws=2, per_class=500)
     if table == "list":
-        _list_tables(runs)
+        _list_tables(runs, settings)
         return
     if table != synthetic.NAME:
         raise ValueError(f"unknown table {table!r}; choose one of {synthetic.NAME}, or 'list' to see them")
     if protocol not in (*synthetic.PROTOCOLS, "both"):
         raise ValueError(f"unknown protocol {protocol!r}; choose one of {', '.join(synthetic.PROTOCOLS)}, both")
     protocols = synthetic.PROTOCOLS if protocol == "both" else (protocol,)
-    settings = synthetic.Settings(epochs=epochs, draws=draws)
-    if quick:
-        settings = synthetic.Settings(epochs=4, draws=2, per_class=500)
     with _progress() as progress:
         synthetic.run(runs, protocols, settings, progress)
     _report(runs, runs / "report")
@@ -91,6 +95,7 @@ def _report(runs: Path, out: Path) -> None:
     from kernelhead.report.figures import synthetic_figures
     from kernelhead.report.tables import show, to_csv, to_markdown
     from kernelhead.results import BrokenResultError, find_results, write_bytes
+    from kernelhead.train.checkpoint import BrokenCheckpointError
 
     places = sorted(path for path in (runs / synthetic.NAME).glob("*") if path.is_dir())
     if not places:
@@ -99,26 +104,32 @@ def _report(runs: Path, out: Path) -> None:
         broken: list[str] = []
         results = list(find_results(place, broken))
         for sentence in broken:
-            messages.print(f"left out: {sentence}", style="yellow", highlight=False)
+            _say(f"left out: {sentence}")
         if not results:
             continue
         made = synthetic.table(results)
         show(made, console)
-        written = [out / f"{made.name}-{place.name}{suffix}" for suffix in (".md", ".csv", ".png", ".html")]
-        write_bytes(written[0], to_markdown(made).encode())
-        write_bytes(written[1], to_csv(made).encode())
+        files = [out / f"{made.name}-{place.name}{suffix}" for suffix in (".md", ".csv", ".html", ".png")]
+        write_bytes(files[0], to_markdown(made).encode())
+        write_bytes(files[1], to_csv(made).encode())
         try:
-            synthetic_figures(place, *written[2:])
-        except (ModuleNotFoundError, BrokenResultError) as error:
-            messages.print(f"no figures: {error}", style="yellow", highlight=False)
-            written = written[:2]
-        console.print("Written: " + ", ".join(map(str, written)), highlight=False, soft_wrap=True)
+            synthetic_figures(place, *files[2:])
+        except ModuleNotFoundError as error:
+            _say(f"no picture: {error.name} is missing; 'pip install kernelhead[plot]' brings it")
+        except (OSError, BrokenResultError, BrokenCheckpointError) as error:
+            _say(f"no figures: {error}")
+        written = ", ".join(str(path) for path in files if path.exists())
+        console.print(f"Written: {written}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _list_tables(runs: Path) -> None:
+def _say(sentence: str, style: str = "yellow") -> None:
+    messages.print(sentence, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+def _list_tables(runs: Path, settings: "Settings") -> None:
     from kernelhead.paper import synthetic
 
-    done, total, left = synthetic.status(runs, synthetic.Settings())
+    done, total, left = synthetic.status(runs, settings)
     listing = RichTable()
     for column in ("table", "what", "runs done", "time left, about"):
         listing.add_column(column)
@@ -152,9 +163,9 @@ def data_get(name: Annotated[str, typer.Argument(help="cifar10 or cifar100.")]) 
 
     path = cifar_path(name)
     if path.exists():
-        console.print(f"{path} is already here", highlight=False, soft_wrap=True)
+        console.print(f"{path} is already here", highlight=False, markup=False, soft_wrap=True)
         return
-    console.print(f"made {download_cifar(name)}", highlight=False, soft_wrap=True)
+    console.print(f"made {download_cifar(name)}", highlight=False, markup=False, soft_wrap=True)
 
 
 @data_app.command("verify")
@@ -166,7 +177,7 @@ def data_verify(name: Annotated[str, typer.Argument(help="cifar10 or cifar100.")
     found = problems(read_cifar(name, path))
     if found:
         raise ValueError(f"{path} is not the official {name}: {'; '.join(found)}")
-    console.print(f"{path} is complete and unharmed", highlight=False, soft_wrap=True)
+    console.print(f"{path} is complete and unharmed", highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -205,6 +216,7 @@ def main() -> None:
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     signal.signal(signal.SIGTERM, _stop)
+    warnings.showwarning = lambda message, *_: _say(f"warning: {message}")
     try:
         app(arguments, prog_name="kernelhead")
     except BrokenPipeError:  # the reader of our output, say `head`, has gone
@@ -213,5 +225,5 @@ def main() -> None:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        messages.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        _say(f"error: {error}", style="red")
         sys.exit(1)

@@ -13,6 +13,7 @@ import torch
 from kernelhead._version import __version__
 
 FORMAT = 1
+REQUIRED = ("experiment", "protocol", "method", "seed", "config", "accuracy", "seconds")
 
 
 def environment() -> dict[str, Any]:
@@ -58,6 +59,9 @@ def load_result(path: Path) -> dict[str, Any]:
         raise BrokenResultError(f"{path} is not a readable result file ({error}); delete it and run again") from error
     if not isinstance(result, dict) or result.get("format") != FORMAT:
         raise BrokenResultError(f"{path} is not a result file of format {FORMAT}; delete it and run again")
+    missing = [key for key in REQUIRED if key not in result]
+    if missing:
+        raise BrokenResultError(f"{path} has no {', '.join(missing)}; delete it and run again")
     return result
 
 

@@ -279,3 +279,34 @@ def test_learns_what_no_linear_layer_can():
 
     assert final_loss(KernelClassifier(2, 2)) < 0.35
     assert final_loss(KernelClassifier(2, 2, kernel="linear")) > 0.6
+
+
+@pytest.mark.parametrize("options", [{}, {"landmarks": 6}, {"prototypes": 2}, {"landmarks": 6, "pool": "rkhs"}])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("input_dtype", [torch.float32, torch.float64])
+def test_every_precision_under_autocast(options, dtype, input_dtype):
+    head = KernelClassifier(D, C, **options).to(dtype)
+    shape = (5, 7, D) if options.get("pool") else (5, D)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = head(torch.randn(shape, dtype=input_dtype))
+    assert torch.isfinite(logits).all()
+    logits.float().square().sum().backward()
+    assert torch.isfinite(head.weight.grad).all()
+
+
+def test_fake_tensors_give_shapes_and_leave_nothing_behind():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        head = KernelClassifier(D, C, degree=11)
+        logits = head(torch.randn(5, D))
+        assert logits.shape == (5, C)
+        logits.sum().backward()
+    real = KernelClassifier(D, C, degree=11)
+    real(torch.randn(5, D)).sum().backward()
+    assert torch.isfinite(real.raw_alpha.grad).all()
+
+
+def test_temperature_with_landmarks_is_refused():
+    with pytest.raises(ValueError, match="temperature does nothing with landmarks"):
+        KernelClassifier(D, C, landmarks=4, temperature=0.5)

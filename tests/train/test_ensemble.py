@@ -99,19 +99,23 @@ def test_a_finished_training_is_not_repeated(tmp_path):
     assert torch.equal(first[0].weight, second[0].weight)
 
 
-@pytest.mark.parametrize("damage", ["other rates", "cut short"])
+@pytest.mark.parametrize("damage", ["other rates", "other labels", "other start", "cut short"])
 def test_a_checkpoint_of_something_else_is_not_used(tmp_path, damage):
     x, y = problem()
     path = tmp_path / "state.safetensors"
     train_ensemble(make_heads({}), x, y, RECIPE, learning_rate=RATES, weight_decay=DECAYS, checkpoint=path)
     seen = []
     rates = RATES * 2 if damage == "other rates" else RATES
+    labels = 1 - y if damage == "other labels" else y
+    heads = make_heads({})
+    if damage == "other start":
+        heads.reverse()
 
     def again():
         train_ensemble(
-            make_heads({}),
+            heads,
             x,
-            y,
+            labels,
             RECIPE,
             learning_rate=rates,
             weight_decay=DECAYS,
@@ -149,3 +153,14 @@ def test_logits_are_those_of_each_head_in_evaluation_mode():
     logits = ensemble_logits(heads, x)
     assert not any(head.training for head in heads)
     assert torch.equal(logits[1], heads[1](x[1]))
+
+
+def test_frozen_parameters_stay():
+    x, y = problem()
+    heads = make_heads({})
+    for head in heads:
+        head.raw_alpha.requires_grad_(False)
+    weight = heads[0].weight.detach().clone()
+    train_ensemble(heads, x, y, RECIPE, learning_rate=RATES, weight_decay=DECAYS)
+    assert torch.equal(heads[1].raw_alpha, torch.ones(10))
+    assert not torch.equal(heads[0].weight, weight)

@@ -43,7 +43,8 @@ class KernelClassifier(nn.Module):
         prototypes: P points a class. A class weight is then an expansion, and its logit the `aggregate` of P kernel
             values: "sum" (linear in the RKHS), or "logsumexp" (a mixture: class probability is the sum of P).
         landmarks: Q points shared by all classes instead. Their kernel values are standardised over the batch (as by
-            BatchNorm without affine part) and mixed into logits by a signed matrix and a bias.
+            BatchNorm without affine part) and mixed into logits by a signed matrix and a bias. Standardising takes out
+            a_0, the temperature and the common scale of the coefficients: only their proportions are learned.
         pool: "rkhs" takes a feature map or tokens and averages k over the places, which is a linear classifier on
             the kernel mean embedding; None takes feature vectors.
         gamma: the width of `kernel="rbf"`.
@@ -124,6 +125,8 @@ class KernelClassifier(nn.Module):
             raise ValueError(f"temperature must be positive and finite, got {temperature}")
         if not (gamma > 0 and math.isfinite(gamma)):
             raise ValueError(f"gamma must be positive and finite, got {gamma}")
+        if landmarks is not None and temperature is not None:
+            raise ValueError("temperature does nothing with landmarks: their kernel values are standardised")
         if landmarks is not None and prototypes != 1:
             raise ValueError("landmarks are shared by all classes: use either landmarks or prototypes, not both")
         if kernel != "learned" and coefficients == "softmax":
@@ -159,16 +162,14 @@ class KernelClassifier(nn.Module):
         points = flatten(features, self.in_features, "KernelClassifier")
         alpha = self.alpha if self.temperature == 1 else self.alpha / self.temperature
         values = kernel_mean(points, self.weight, alpha)
-        autocast = autocast_enabled(features.device.type)
         if self.mixing is not None:
-            values = self.norm(values if autocast else values.to(self.mixing.dtype))
-            logits = F.linear(values, self.mixing, self.bias)
+            logits = F.linear(self.norm(values.to(self.mixing.dtype)), self.mixing, self.bias)
         elif self.prototypes > 1:
             grouped = values.view(-1, self.num_classes, self.prototypes)
             logits = grouped.sum(2) if self.aggregate == "sum" else torch.logsumexp(grouped, 2)
         else:
             logits = values
-        if not autocast:
+        if not autocast_enabled(features.device.type):
             logits = logits.to(torch.promote_types(features.dtype, self.weight.dtype))
         return logits if self.pools or features.dim() == 2 else logits.view(*features.shape[:-1], self.num_classes)
 

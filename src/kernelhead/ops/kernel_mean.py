@@ -48,7 +48,12 @@ def kernel_mean(features: Tensor, weight: Tensor, alpha: Tensor) -> Tensor:
 
 def _kernel_mean(features: Tensor, weight: Tensor, alpha: Tensor, dtype: torch.dtype) -> Tensor:
     """`kernel_mean` with its products in `dtype`."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._is_tracing()
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+    ):
         return _composed(features, weight, alpha, dtype)
     value: Tensor = _KernelMean.apply(features, weight, alpha, dtype)
     return value
@@ -91,8 +96,8 @@ def _composed(features: Tensor, weight: Tensor, alpha: Tensor, dtype: torch.dtyp
 
 
 def _orders(degree: int, like: Tensor) -> Tensor:
-    """The numbers 1 .. degree. Kept on a CPU; elsewhere a graph being captured must make its own."""
-    if like.device.type == "cpu":
+    """The numbers 1 .. degree. Kept on a CPU; a captured CUDA graph or a fake tensor mode must make its own."""
+    if like.device.type == "cpu" and type(like) is Tensor:
         return _kept_orders(degree, like.dtype)
     return torch.arange(1, degree + 1, dtype=like.dtype, device=like.device)
 
@@ -120,7 +125,7 @@ def _take(x: Tensor, block: slice | None) -> Tensor:
 
 def _touches_end_points(t: Tensor) -> bool:
     """Whether some cosine is +-1. Almost never on a CPU, where asking costs little; elsewhere asking would wait."""
-    if t.device.type != "cpu" or t.numel() == 0:
+    if t.device.type != "cpu" or t.numel() == 0 or type(t) is not Tensor:  # a fake tensor has no answer
         return True
     low, high = torch.aminmax(t)
     return not max(-low.item(), high.item()) < 1 - kernels.default_tolerance(t.dtype)  # a NaN is no answer

@@ -289,7 +289,7 @@ def _notes(runs: dict[tuple[str, str], list[dict[str, Any]]]) -> list[str]:
         epochs = sorted({result["config"]["epochs"] for result in trained})
         notes.append(
             f"n = {' or '.join(map(str, n))} draws, {' or '.join(map(str, epochs))} epochs; "
-            "p: exact sign-flip test of the differences, paired by draw."
+            "p: sign-flip test of the differences, paired by draw."
         )
     for protocol, activation in zip(PROTOCOLS, ("relu", "softplus"), strict=True):
         vanished = {

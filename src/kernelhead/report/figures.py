@@ -13,8 +13,8 @@ from kernelhead.report.sphere import Array, Panel, write_html, write_png
 from kernelhead.results import load_result
 
 
-def synthetic_figures(place: Path, png: Path, page: Path) -> None:
-    """Figure 1 for the first draw, as PNG and as HTML, from the heads that the runs in `place` left behind.
+def synthetic_figures(place: Path, page: Path, png: Path) -> None:
+    """Figure 1 for the first draw, as HTML and as PNG, from the heads that the runs in `place` left behind.
 
     Of a method trained under both protocols the tuned one is shown.
     """
@@ -25,6 +25,8 @@ def synthetic_figures(place: Path, png: Path, page: Path) -> None:
         for protocol in synthetic.PROTOCOLS
         if synthetic.weights_path(place, protocol, method.name, seed).exists()
     }
+    if not protocol_of:
+        raise FileNotFoundError(f"no trained heads of the first draw in {place}")
     bayes_result = load_result(synthetic.result_path(place, "exact", "bayes", seed))
     data = draw(seed, per_class=bayes_result["config"]["per_class"])
     x_test, y_test = torch.from_numpy(data.x_test).float(), torch.from_numpy(data.y_test)
@@ -42,10 +44,11 @@ def synthetic_figures(place: Path, png: Path, page: Path) -> None:
     caption = (
         "Two classes, ten clusters each (the paper's Appendix A, one draw). Regions: the class a classifier predicts. "
         "Percentages: test accuracy. A softmax classifier can only cut the sphere by a plane; the learned kernel cuts "
-        "it by curves about its class weights, and prototypes or landmarks by nearly any curve."
+        "it by the great circle between its class weights and curves beside it, prototypes or landmarks by nearly any "
+        "curve."
     )
-    write_png(png, panels, data.x_train, data.y_train, title)
     write_html(page, panels, data.x_train, data.y_train, title, caption)
+    write_png(png, panels, data.x_train, data.y_train, title)
 
 
 def _probability(head: torch.nn.Module) -> Callable[[Array], Array]:

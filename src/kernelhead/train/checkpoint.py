@@ -21,7 +21,7 @@ def save_checkpoint(path: Path, tensors: dict[str, Tensor], state: dict[str, Any
     """Write tensors and a JSON-able state as one file, whole or not at all."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(state, sort_keys=True)
-    metadata = {"state": text, "sha256": _digest(tensors, text)}
+    metadata = {"state": text, "sha256": digest(tensors, text)}
     write_bytes(path, safetensors.torch.save(tensors, metadata))
 
 
@@ -33,15 +33,16 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, safetensors.SafetensorError) as error:
         raise BrokenCheckpointError(f"{path} is not a readable checkpoint ({error})") from error
-    if metadata.get("sha256") != _digest(tensors, metadata.get("state", "")):
+    if metadata.get("sha256") != digest(tensors, metadata.get("state", "")):
         raise BrokenCheckpointError(f"{path} does not match its own checksum: it was changed or damaged")
     return tensors, json.loads(metadata["state"])
 
 
-def _digest(tensors: dict[str, Tensor], state: str) -> str:
-    digest = hashlib.sha256(state.encode())
+def digest(tensors: dict[str, Tensor], state: str = "") -> str:
+    """A checksum over names, types, shapes and bytes of tensors, and a text."""
+    checksum = hashlib.sha256(state.encode())
     for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+        tensor = tensors[name].contiguous()
+        checksum.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        checksum.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return checksum.hexdigest()

@@ -17,7 +17,7 @@ from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 from torch.nn import functional as F
 
 from kernelhead.parameters import parameter_groups
-from kernelhead.train.checkpoint import BrokenCheckpointError, load_checkpoint, save_checkpoint
+from kernelhead.train.checkpoint import BrokenCheckpointError, digest, load_checkpoint, save_checkpoint
 from kernelhead.train.schedule import warmup_cosine
 
 CHECKPOINT_SECONDS = 10.0
@@ -53,18 +53,20 @@ def train_ensemble(
     With `checkpoint`, the state is saved there every ten seconds, when interrupted and at the end, and a later call
     with the same recipe continues from it, to the bit on a CPU. `progress(done, total)` is called after each epoch.
     """
-    members, samples = x.shape[:2]
+    samples = x.shape[1]
     steps_per_epoch = samples // recipe.batch_size
     if steps_per_epoch == 0:
         raise ValueError(f"{samples} samples do not fill one batch of {recipe.batch_size}")
     total = recipe.epochs * steps_per_epoch
     warmup = min(recipe.warmup_epochs, recipe.epochs // 2) * steps_per_epoch
 
-    model = heads[0].train()
+    for head in heads:
+        head.train()
+    model = heads[0]
     parameters, buffers = stack_module_state(list(heads))
     parameters = {name: stacked.detach() for name, stacked in parameters.items()}
     velocity = {name: torch.zeros_like(stacked) for name, stacked in parameters.items()}
-    decayed = _decayed_names(model)
+    trainable, decayed = _trainable_names(model)
 
     def loss(own: dict[str, Tensor], own_buffers: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(model, (own, own_buffers), (x,)), y)
@@ -79,7 +81,7 @@ def train_ensemble(
         "recipe": asdict(recipe),
         "model": repr(model),
         "rates": [learning_rate.tolist(), weight_decay.tolist()],
-        "data": [members, samples, x.double().sum().item()],
+        "start": digest({"x": x, "y": y, **parameters, **buffers}),
     }
     first_epoch = _resume(checkpoint, stacks, identity)
 
@@ -98,7 +100,8 @@ def train_ensemble(
                 batch = order[index * recipe.batch_size : (index + 1) * recipe.batch_size]
                 gradients, _ = step_gradients(parameters, buffers, x[:, batch], y[:, batch])
                 rate = learning_rate * warmup_cosine(epoch * steps_per_epoch + index, total, warmup)
-                for name, parameter in parameters.items():
+                for name in trainable:
+                    parameter = parameters[name]
                     change = velocity[name].mul_(recipe.momentum).add_(gradients[name])
                     if name in decayed:
                         change.addcmul_(parameter, column(weight_decay, parameter))
@@ -114,9 +117,7 @@ def train_ensemble(
         save(*whole)
 
     for member, head in enumerate(heads):
-        head.load_state_dict(
-            {name: stacked[member] for name, stacked in {**parameters, **buffers}.items()}, strict=False
-        )
+        head.load_state_dict({name: stacked[member] for name, stacked in {**parameters, **buffers}.items()})
 
 
 def ensemble_logits(heads: Sequence[nn.Module], x: Tensor) -> Tensor:
@@ -125,14 +126,16 @@ def ensemble_logits(heads: Sequence[nn.Module], x: Tensor) -> Tensor:
         return torch.stack([head.eval()(features) for head, features in zip(heads, x, strict=True)])
 
 
-def _decayed_names(model: nn.Module) -> set[str]:
-    undecayed = {
-        id(parameter)
-        for group in parameter_groups(model, 1.0)
-        if group["weight_decay"] == 0
-        for parameter in group["params"]
-    }
-    return {name for name, parameter in model.named_parameters() if id(parameter) not in undecayed}
+def _trainable_names(model: nn.Module) -> tuple[list[str], set[str]]:
+    """Names of the parameters that are trained, and of those among them that are decayed."""
+    name_of = {id(parameter): name for name, parameter in model.named_parameters()}
+    trainable, decayed = [], set()
+    for group in parameter_groups(model, 1.0):
+        names = [name_of[id(parameter)] for parameter in group["params"]]
+        trainable += names
+        if group["weight_decay"]:
+            decayed.update(names)
+    return trainable, decayed
 
 
 def _flat(stacks: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
