@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kernelhead.ops.precision import without_autocast
+
 
 class GaussianKervolution2d(nn.Conv2d):
     """exp(-gamma |patch - w|^2 / n) for every patch of n numbers and every filter w.
@@ -28,7 +30,7 @@ class GaussianKervolution2d(nn.Conv2d):
         self.log_gamma = nn.Parameter(torch.zeros(()))
 
     def forward(self, images: Tensor) -> Tensor:
-        with torch.autocast(images.device.type, enabled=False):
+        with without_autocast(images.device.type):
             images = images.to(self.weight.dtype)
             n = self.weight[0].numel()
             cross = F.conv2d(images, self.weight, stride=self.stride, padding=self.padding)

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from kernelhead import kernels
 from kernelhead.coefficients import activation, initial_raw
 from kernelhead.heads._places import as_places, as_vectors, check_sizes
-from kernelhead.ops.kernel_mean import autocast_enabled, kernel_mean
+from kernelhead.ops.kernel_mean import kernel_mean
+from kernelhead.ops.precision import autocast_enabled
 
 KERNELS = ("learned", "linear", "polynomial", "rbf")
 AGGREGATES = ("logsumexp", "sum")

@@ -1,12 +1,10 @@
 """SOP, the paper's third baseline: bilinear pooling (Lin et al., ICCV 2015)."""
 
-from contextlib import nullcontext
-
 import torch
 from torch import Tensor, nn
 
 from kernelhead.heads._places import as_places, check_sizes
-from kernelhead.ops.kernel_mean import real_dtype, unit_norm
+from kernelhead.ops.precision import real_dtype, unit_norm, without_autocast
 
 
 class SecondOrderHead(nn.Module):
@@ -27,8 +25,7 @@ class SecondOrderHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         places = as_places(features, self.in_features, "SecondOrderHead")
-        device = features.device.type
-        with nullcontext() if device == "meta" else torch.autocast(device, enabled=False):
+        with without_autocast(features.device.type):
             places = places.to(real_dtype(places.dtype))
             second_moments = (places.mT @ places / places.shape[1]).flatten(1)
             # x / sqrt(|x| + eps) is the signed root without its infinite slope at 0.

@@ -13,7 +13,6 @@ Where torch has its own way to differentiate or to fuse (torch.compile, torch.ex
 backward), the same quantity is written as plain differentiable operations, `_composed`, and torch is left to it.
 """
 
-import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -23,6 +22,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from kernelhead import kernels
+from kernelhead.ops.precision import autocast_enabled, raw_unit_norm, real_dtype, unit_norm, without_autocast
 
 # Elements of a block. On a CPU a block's few buffers should stay in the cache; on a GPU a block only has to be large
 # enough to fill it and small enough to fit.
@@ -41,7 +41,7 @@ def kernel_mean(features: Tensor, weight: Tensor, alpha: Tensor) -> Tensor:
     """
     dtype, device = torch.promote_types(features.dtype, weight.dtype), features.device.type
     if dtype != torch.float64 and autocast_enabled(device):
-        with torch.autocast(device, enabled=False):  # which precision is used where is said here alone
+        with without_autocast(device):  # which precision is used where is said here alone
             return _kernel_mean(features, weight, alpha, torch.get_autocast_dtype(device))
     return _kernel_mean(features, weight, alpha, dtype)
 
@@ -57,32 +57,6 @@ def _kernel_mean(features: Tensor, weight: Tensor, alpha: Tensor, dtype: torch.d
         return _composed(features, weight, alpha, dtype)
     value: Tensor = _KernelMean.apply(features, weight, alpha, dtype)
     return value
-
-
-def unit_norm(x: Tensor) -> Tensor:
-    """What to divide x by for unit length, in at least float32: |x|, or infinity for a zero vector.
-
-    x (..., D) -> (..., 1). With infinity a zero vector stays zero and its gradients, of any order, are zero.
-    """
-    zero = torch.isinf(_unit_norm(x.detach()))
-    norm: Tensor = torch.linalg.vector_norm(x.masked_fill(zero, 1), dim=-1, keepdim=True, dtype=real_dtype(x.dtype))
-    return norm.masked_fill(zero, math.inf)
-
-
-def _unit_norm(x: Tensor) -> Tensor:
-    """`unit_norm` where nothing is differentiated."""
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=real_dtype(x.dtype))
-    return torch.threshold(norm, torch.finfo(norm.dtype).tiny, math.inf)
-
-
-def real_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The precision of norms and polynomials: float32 for half-precision inputs."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def autocast_enabled(device: str) -> bool:
-    """Whether operations on `device` are being autocast; meta tensors never are."""
-    return device != "meta" and torch.is_autocast_enabled(device)
 
 
 def _composed(features: Tensor, weight: Tensor, alpha: Tensor, dtype: torch.dtype) -> Tensor:
@@ -172,7 +146,7 @@ class _KernelMean(torch.autograd.Function):
         # range for weights of any length.
         ctx.unit_weights = weight.dtype != real or dtype != real or samples * max(places, 1) > width
 
-        norm, weight_norm = _unit_norm(features), _unit_norm(weight)
+        norm, weight_norm = raw_unit_norm(features), raw_unit_norm(weight)
         unit = _cast(features / norm, dtype)
         directions = _cast(weight / weight_norm, dtype) if ctx.unit_weights else weight
         alpha_ = _cast(alpha, real)
