@@ -127,6 +127,22 @@ def test_data_sets_are_listed_and_checked(tmp_path):
     assert "unknown data set" in kernelhead("data", "get", "mnist", cwd=tmp_path, env=environment).stderr
 
 
+def test_a_folder_of_pictures_is_packed(tmp_path):
+    from PIL import Image
+
+    for name in ("cat", "dog"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        Image.new("RGB", (40, 30), "red").save(tmp_path / "pictures" / name / "1.jpg")
+    (tmp_path / "pictures" / "dog" / "2.jpg").write_text("no image")
+    done = kernelhead("data", "pack", "pictures", "--out", "p.safetensors", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "p.safetensors: 2 images of 2 classes, 1 left out" in done.stdout
+    assert "dog/2.jpg" in done.stderr
+    missing = kernelhead("data", "pack", "nowhere", "--out", "p.safetensors", cwd=tmp_path)
+    assert missing.returncode == 1
+    assert "there is no folder nowhere" in missing.stderr
+
+
 def test_wrong_usage_is_refused(tmp_path):
     for arguments in (["reproduce"], ["reproduce", "synthetic", "--epochs", "0"], ["fly"]):
         assert kernelhead(*arguments, cwd=tmp_path).returncode == 2

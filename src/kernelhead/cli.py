@@ -180,6 +180,30 @@ def data_verify(name: Annotated[str, typer.Argument(help="cifar10 or cifar100.")
     console.print(f"{path} is complete and unharmed", highlight=False, markup=False, soft_wrap=True)
 
 
+@data_app.command("pack")
+def data_pack(
+    folder: Annotated[Path, typer.Argument(help="A folder of class folders of images.")],
+    out: Annotated[Path, typer.Option(help="The file to make.")],
+    short_side: Annotated[int, typer.Option(min=1, help="Larger images are made smaller, to this short side.")] = 256,
+) -> None:
+    """Pack a folder of pictures into one file that is fast to read."""
+    from kernelhead.data.packed import find_images, pack
+
+    sources, classes = find_images(folder)
+    with _progress() as progress:
+        packed = pack(
+            sources,
+            classes,
+            out,
+            short_side=short_side,
+            progress=lambda done, n: progress(f"packing {folder}", done, n),
+        )
+    for path in packed.left_out:
+        _say(f"left out, since it cannot be read: {path}")
+    text = f"{out}: {len(packed)} images of {len(classes)} classes, {len(packed.left_out)} left out"
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
 @contextmanager
 def _progress() -> Iterator["ReportProgress"]:
     """A bar that is always about what is going on now."""
