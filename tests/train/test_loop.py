@@ -1,0 +1,93 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from kernelhead.data.resident import ResidentImages, channel_statistics
+from kernelhead.train.loop import Run, Schedule, predict, train
+
+SCHEDULE = Schedule(epochs=2, batch_size=16, warmup_epochs=1)
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(0)
+    labels = np.arange(70) % 3
+    images = rng.integers(100, size=(70, 32, 32, 3))
+    images[np.arange(70), :, :, labels] += 120  # the class is the colour
+    images = images.astype(np.uint8)
+    mean, std = channel_statistics(images)
+    return ResidentImages(images, labels, mean=mean, std=std, device=torch.device("cpu"))
+
+
+def plain_loop(run, data):
+    """As one writes it without this package's loop: torch's own SGD, one step after the other."""
+    model = run.create(3).train()
+    undecayed = [p for n, p in model.named_parameters() if n == "head.raw_alpha" and run.head_options]
+    others = [p for p in model.parameters() if not any(p is q for q in undecayed)]
+    groups = [{"params": others, "weight_decay": run.weight_decay}, {"params": undecayed, "weight_decay": 0.0}]
+    optimizer = torch.optim.SGD([g for g in groups if g["params"]], lr=run.learning_rate, momentum=0.9)
+    generator = torch.Generator().manual_seed(run.seed)
+    losses = []
+    for epoch in range(2):
+        order = torch.randperm(70, generator=torch.Generator().manual_seed(run.seed * 1_000_003 + epoch))
+        for batch in order[:64].split(16):
+            step = len(losses)
+            factor = (step + 1) / 4 if step < 4 else 0.5 * (1 + math.cos(math.pi * (step - 4) / 4))
+            for group in optimizer.param_groups:
+                group["lr"] = run.learning_rate * factor
+            images, labels = data.augmented(batch, generator)
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(images), labels)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return model, losses
+
+
+RUNS = [
+    Run("cifar_resnet8", "softmax", 0.1, seed=1),
+    Run("cifar_resnet8", "kernel", 0.05, weight_decay=5e-4, seed=2, head_options={"coefficients": "sigmoid"}),
+    Run("lenet5", "linear", 0.1, seed=1),
+]
+
+
+def test_several_runs_at_once_give_the_losses_of_plain_loops(data):
+    seen = []
+    trained = train(RUNS, data, 3, SCHEDULE, progress=lambda done, means: seen.append((done, len(means))))
+    assert seen == [(1, 3), (2, 3)]
+    for result, run in zip(trained, RUNS, strict=True):
+        model, losses = plain_loop(run, data)
+        np.testing.assert_allclose(result.losses, losses, rtol=1e-4)
+        for name, tensor in model.state_dict().items():
+            torch.testing.assert_close(result.model.state_dict()[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
+        assert result.diverged_at is None
+
+
+def test_a_run_is_the_same_alone_and_beside_others(data):
+    alone = train(RUNS[1:2], data, 3, SCHEDULE)[0]
+    beside = train(RUNS, data, 3, SCHEDULE)[1]
+    assert torch.equal(alone.losses, beside.losses)
+
+
+def test_a_run_that_diverges_is_recorded_and_the_others_go_on(data):
+    runs = [Run("cifar_resnet8", "softmax", math.inf, seed=1), RUNS[0]]
+    diverged, fine = train(runs, data, 3, SCHEDULE)
+    assert diverged.diverged_at == 1
+    assert torch.isfinite(diverged.losses[:1]).all()
+    assert torch.equal(fine.losses, train(RUNS[:1], data, 3, SCHEDULE)[0].losses)
+
+
+def test_it_learns(data):
+    schedule = Schedule(epochs=8, batch_size=16, warmup_epochs=1)
+    trained = train([Run("cifar_resnet8", "kernel", 0.1)], data, 3, schedule)[0]
+    logits = predict(trained.model, data)
+    assert logits.shape == (70, 3)
+    assert (logits.argmax(1) == data.labels).float().mean() > 0.9
+
+
+def test_too_few_images(data):
+    with pytest.raises(ValueError, match="70 images do not fill one batch of 128"):
+        train(RUNS, data, 3, Schedule(epochs=1))
