@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
@@ -113,7 +114,8 @@ def _report(runs: Path, out: Path) -> None:
         write_bytes(files[0], to_markdown(made).encode())
         write_bytes(files[1], to_csv(made).encode())
         try:
-            synthetic_figures(place, *files[2:])
+            with messages.status(f"drawing figures of {escape(place.name)}"):
+                synthetic_figures(place, *files[2:])
         except ModuleNotFoundError as error:
             _say(f"no picture: {error.name} is missing; 'pip install kernelhead[plot]' brings it")
         except (OSError, BrokenResultError, BrokenCheckpointError) as error:
