@@ -21,7 +21,8 @@ from kernelhead import KernelClassifier, kernels, metrics
 from kernelhead.data.synthetic import draw
 from kernelhead.ops.kernel_mean import kernel_mean
 from kernelhead.results import environment
-from kernelhead.train.ensemble import Recipe, ensemble_logits, train_ensemble
+from kernelhead.train.ensemble import ensemble_logits, train_ensemble
+from kernelhead.train.schedule import Schedule
 
 DRAWS, STARTS = 10, 8
 
@@ -36,7 +37,7 @@ def study(coefficients: str, weight_decay: float) -> dict[str, object]:
     x = torch.from_numpy(np.stack([draws[seed].x_train for seed in of_draw])).float()
     y = torch.from_numpy(np.stack([draws[seed].y_train for seed in of_draw]))
     rates = torch.ones(len(heads))
-    train_ensemble(heads, x, y, Recipe(epochs=30), learning_rate=rates, weight_decay=weight_decay * rates)
+    train_ensemble(heads, x, y, Schedule(epochs=30), learning_rate=rates, weight_decay=weight_decay * rates)
 
     accuracy, loss, dead, wanted = [], [], 0, 0
     for index, (seed, head) in enumerate(zip(of_draw, heads, strict=True)):

@@ -6,9 +6,10 @@ import torch
 from torch.nn import functional as F
 
 from kernelhead import KernelClassifier, create_head
-from kernelhead.train.ensemble import Recipe, ensemble_logits, train_ensemble
+from kernelhead.train.ensemble import ensemble_logits, train_ensemble
+from kernelhead.train.schedule import Schedule
 
-RECIPE = Recipe(epochs=4, batch_size=16, warmup_epochs=1, seed=5)
+SCHEDULE = Schedule(epochs=4, batch_size=16, warmup_epochs=1)
 RATES = torch.tensor([0.1, 0.5])
 DECAYS = torch.tensor([0.0, 1e-2])
 
@@ -53,7 +54,7 @@ def test_agrees_with_one_plain_loop_a_head(options):
     x, y = problem()
     heads = make_heads(options)
     expected = copy.deepcopy(heads)
-    train_ensemble(heads, x, y, RECIPE, learning_rate=RATES, weight_decay=DECAYS)
+    train_ensemble(heads, x, y, SCHEDULE, learning_rate=RATES, weight_decay=DECAYS, seed=5)
     for member, head in enumerate(expected):
         plain_loop(head, x[member], y[member], RATES[member].item(), DECAYS[member].item())
         for name, tensor in head.state_dict().items():
@@ -70,7 +71,7 @@ def test_an_interrupted_training_continues_to_the_bit(tmp_path, at):
     options = {"landmarks": 5, "coefficients": "softplus"}
     whole, interrupted = make_heads(options), make_heads(options)
     rates = {"learning_rate": RATES, "weight_decay": DECAYS}
-    train_ensemble(whole, x, y, RECIPE, **rates)
+    train_ensemble(whole, x, y, SCHEDULE, **rates)
 
     def stop(done, total):
         if done == at:
@@ -78,10 +79,12 @@ def test_an_interrupted_training_continues_to_the_bit(tmp_path, at):
 
     path = tmp_path / "state.safetensors"
     with pytest.raises(Interruption):
-        train_ensemble(interrupted, x, y, RECIPE, **rates, checkpoint=path, progress=stop)
+        train_ensemble(interrupted, x, y, SCHEDULE, **rates, checkpoint=path, progress=stop)
     seen = []
     interrupted = make_heads(options)
-    train_ensemble(interrupted, x, y, RECIPE, **rates, checkpoint=path, progress=lambda done, total: seen.append(done))
+    train_ensemble(
+        interrupted, x, y, SCHEDULE, **rates, checkpoint=path, progress=lambda done, total: seen.append(done)
+    )
     assert seen == list(range(at + 1, 5))
     for one, other in zip(whole, interrupted, strict=True):
         for name, tensor in one.state_dict().items():
@@ -92,9 +95,9 @@ def test_a_finished_training_is_not_repeated(tmp_path):
     x, y = problem()
     rates = {"learning_rate": RATES, "weight_decay": DECAYS, "checkpoint": tmp_path / "state.safetensors"}
     first, second = make_heads({}), make_heads({})
-    train_ensemble(first, x, y, RECIPE, **rates)
+    train_ensemble(first, x, y, SCHEDULE, **rates)
     seen = []
-    train_ensemble(second, x, y, RECIPE, **rates, progress=lambda done, total: seen.append(done))
+    train_ensemble(second, x, y, SCHEDULE, **rates, progress=lambda done, total: seen.append(done))
     assert seen == []
     assert torch.equal(first[0].weight, second[0].weight)
 
@@ -103,7 +106,7 @@ def test_a_finished_training_is_not_repeated(tmp_path):
 def test_a_checkpoint_of_something_else_is_not_used(tmp_path, damage):
     x, y = problem()
     path = tmp_path / "state.safetensors"
-    train_ensemble(make_heads({}), x, y, RECIPE, learning_rate=RATES, weight_decay=DECAYS, checkpoint=path)
+    train_ensemble(make_heads({}), x, y, SCHEDULE, learning_rate=RATES, weight_decay=DECAYS, checkpoint=path)
     seen = []
     rates = RATES * 2 if damage == "other rates" else RATES
     labels = 1 - y if damage == "other labels" else y
@@ -116,7 +119,7 @@ def test_a_checkpoint_of_something_else_is_not_used(tmp_path, damage):
             heads,
             x,
             labels,
-            RECIPE,
+            SCHEDULE,
             learning_rate=rates,
             weight_decay=DECAYS,
             checkpoint=path,
@@ -135,8 +138,8 @@ def test_a_checkpoint_of_something_else_is_not_used(tmp_path, damage):
 def test_a_member_that_diverges_leaves_the_others_alone():
     x, y = problem()
     alone, beside = make_heads({"coefficients": "none"}), make_heads({"coefficients": "none"})
-    train_ensemble(alone, x, y, RECIPE, learning_rate=torch.tensor([0.1, 0.1]), weight_decay=torch.zeros(2))
-    train_ensemble(beside, x, y, RECIPE, learning_rate=torch.tensor([0.1, math.inf]), weight_decay=torch.zeros(2))
+    train_ensemble(alone, x, y, SCHEDULE, learning_rate=torch.tensor([0.1, 0.1]), weight_decay=torch.zeros(2))
+    train_ensemble(beside, x, y, SCHEDULE, learning_rate=torch.tensor([0.1, math.inf]), weight_decay=torch.zeros(2))
     assert not torch.isfinite(ensemble_logits(beside, x)[1]).all()
     assert torch.equal(alone[0].weight, beside[0].weight)
 
@@ -144,7 +147,7 @@ def test_a_member_that_diverges_leaves_the_others_alone():
 def test_too_few_samples_for_a_batch():
     x, y = problem(samples=10)
     with pytest.raises(ValueError, match="10 samples do not fill one batch of 16"):
-        train_ensemble(make_heads({}), x, y, RECIPE, learning_rate=RATES, weight_decay=DECAYS)
+        train_ensemble(make_heads({}), x, y, SCHEDULE, learning_rate=RATES, weight_decay=DECAYS)
 
 
 def test_logits_are_those_of_each_head_in_evaluation_mode():
@@ -161,6 +164,6 @@ def test_frozen_parameters_stay():
     for head in heads:
         head.raw_alpha.requires_grad_(False)
     weight = heads[0].weight.detach().clone()
-    train_ensemble(heads, x, y, RECIPE, learning_rate=RATES, weight_decay=DECAYS)
+    train_ensemble(heads, x, y, SCHEDULE, learning_rate=RATES, weight_decay=DECAYS)
     assert torch.equal(heads[1].raw_alpha, torch.ones(10))
     assert not torch.equal(heads[0].weight, weight)

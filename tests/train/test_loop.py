@@ -6,7 +6,8 @@ import torch
 from torch.nn import functional as F
 
 from kernelhead.data.resident import ResidentImages, channel_statistics
-from kernelhead.train.loop import Run, Schedule, predict, train
+from kernelhead.train.loop import Run, predict, train
+from kernelhead.train.schedule import Schedule
 
 SCHEDULE = Schedule(epochs=2, batch_size=16, warmup_epochs=1)
 
@@ -89,5 +90,5 @@ def test_it_learns(data):
 
 
 def test_too_few_images(data):
-    with pytest.raises(ValueError, match="70 images do not fill one batch of 128"):
+    with pytest.raises(ValueError, match="70 samples do not fill one batch of 128"):
         train(RUNS, data, 3, Schedule(epochs=1))

@@ -29,7 +29,8 @@ from kernelhead.heads import KernelClassifier, create_head
 from kernelhead.paper.table import Table, mean_and_deviation, paired_difference
 from kernelhead.results import BrokenResultError, load_result, save_result
 from kernelhead.train.checkpoint import load_checkpoint, save_checkpoint
-from kernelhead.train.ensemble import Recipe, ensemble_logits, train_ensemble
+from kernelhead.train.ensemble import ensemble_logits, train_ensemble
+from kernelhead.train.schedule import Schedule
 
 NAME = "synthetic"
 TITLE = "Two classes on the sphere (the paper's Table 1 and Figure 1)"
@@ -176,7 +177,7 @@ def _run_method(
     started = time.perf_counter()
     x = torch.from_numpy(np.stack([data.x_train for data in draws])).float()
     y = torch.from_numpy(np.stack([data.y_train for data in draws]))
-    recipe = Recipe(epochs=settings.epochs)
+    schedule = Schedule(epochs=settings.epochs)
     partial = {stage: place / protocol / f".{method.name}-{stage}.safetensors" for stage in STAGES}
 
     def train(stage: str, chosen: Sequence[tuple[int, Candidate]], x: Tensor, y: Tensor) -> list[nn.Module]:
@@ -186,7 +187,7 @@ def _run_method(
             heads,
             x[of_draw],
             y[of_draw],
-            recipe,
+            schedule,
             learning_rate=torch.tensor([candidate.learning_rate for _, candidate in chosen]),
             weight_decay=torch.tensor([candidate.weight_decay for _, candidate in chosen]),
             checkpoint=partial[stage],
@@ -222,7 +223,7 @@ def _run_method(
             "protocol": protocol,
             "method": method.name,
             "seed": data.seed,
-            "config": {"head": repr(head), **vars(chosen), "per_class": settings.per_class, **vars(recipe)},
+            "config": {"head": repr(head), **vars(chosen), "per_class": settings.per_class, **vars(schedule)},
             "choice": [
                 {**vars(candidate), "held_out_accuracy": accuracy, "held_out_nll": nll}
                 for candidate, (accuracy, nll) in zip(tried, held_out[index].tolist(), strict=True)

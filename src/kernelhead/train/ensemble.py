@@ -7,7 +7,7 @@ architecture, with their own data, learning rate, weight decay and start, are st
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,30 +18,20 @@ from torch.nn import functional as F
 
 from kernelhead.parameters import parameter_groups
 from kernelhead.train.checkpoint import BrokenCheckpointError, digest, load_checkpoint, save_checkpoint
-from kernelhead.train.schedule import warmup_cosine
+from kernelhead.train.schedule import Schedule
 
 CHECKPOINT_SECONDS = 10.0
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What all members have in common: the paper's Appendix B."""
-
-    epochs: int
-    batch_size: int = 128
-    momentum: float = 0.9
-    warmup_epochs: int = 5
-    seed: int = 0
 
 
 def train_ensemble(
     heads: Sequence[nn.Module],
     x: Tensor,
     y: Tensor,
-    recipe: Recipe,
+    schedule: Schedule,
     *,
     learning_rate: Tensor,
     weight_decay: Tensor,
+    seed: int = 0,
     checkpoint: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
@@ -51,14 +41,10 @@ def train_ensemble(
     epoch has one order of the samples for all members, and leaves out the last incomplete batch.
 
     With `checkpoint`, the state is saved there every ten seconds, when interrupted and at the end, and a later call
-    with the same recipe continues from it, to the bit on a CPU. `progress(done, total)` is called after each epoch.
+    with the same schedule continues from it, to the bit on a CPU. `progress(done, total)` is called after each epoch.
     """
     samples = x.shape[1]
-    steps_per_epoch = samples // recipe.batch_size
-    if steps_per_epoch == 0:
-        raise ValueError(f"{samples} samples do not fill one batch of {recipe.batch_size}")
-    total = recipe.epochs * steps_per_epoch
-    warmup = min(recipe.warmup_epochs, recipe.epochs // 2) * steps_per_epoch
+    steps, factors = schedule.steps(samples), schedule.factors(samples)
 
     for head in heads:
         head.train()
@@ -78,7 +64,8 @@ def train_ensemble(
 
     stacks = {"parameter": parameters, "buffer": buffers, "velocity": velocity}
     identity = {
-        "recipe": asdict(recipe),
+        "schedule": asdict(schedule),
+        "seed": seed,
         "model": repr(model),
         "rates": [learning_rate.tolist(), weight_decay.tolist()],
         "start": digest({"x": x, "y": y, **parameters, **buffers}),
@@ -94,15 +81,15 @@ def train_ensemble(
     saved_at = time.monotonic()
     whole = (first_epoch, _flat(stacks))  # the state after the last whole epoch: what an interruption saves
     try:
-        for epoch in range(first_epoch, recipe.epochs):
-            order = torch.randperm(samples, generator=torch.Generator().manual_seed(recipe.seed * 1_000_003 + epoch))
-            for index in range(steps_per_epoch):
-                batch = order[index * recipe.batch_size : (index + 1) * recipe.batch_size]
+        for epoch in range(first_epoch, schedule.epochs):
+            order = torch.randperm(samples, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
+            for index in range(steps):
+                batch = order[index * schedule.batch_size : (index + 1) * schedule.batch_size]
                 gradients, _ = step_gradients(parameters, buffers, x[:, batch], y[:, batch])
-                rate = learning_rate * warmup_cosine(epoch * steps_per_epoch + index, total, warmup)
+                rate = learning_rate * factors[epoch * steps + index]
                 for name in trainable:
                     parameter = parameters[name]
-                    change = velocity[name].mul_(recipe.momentum).add_(gradients[name])
+                    change = velocity[name].mul_(schedule.momentum).add_(gradients[name])
                     if name in decayed:
                         change.addcmul_(parameter, column(weight_decay, parameter))
                     parameter.addcmul_(change, column(rate, parameter), value=-1)
@@ -111,7 +98,7 @@ def train_ensemble(
                 save(*whole)
                 saved_at = time.monotonic()
             if progress is not None:
-                progress(epoch + 1, recipe.epochs)
+                progress(epoch + 1, schedule.epochs)
     finally:
         torch.set_num_threads(threads)
         save(*whole)

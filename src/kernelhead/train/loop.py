@@ -18,7 +18,7 @@ from kernelhead.backbones import Classifier, create_backbone
 from kernelhead.data.resident import ResidentImages
 from kernelhead.heads import create_head
 from kernelhead.parameters import parameter_groups
-from kernelhead.train.schedule import warmup_cosine
+from kernelhead.train.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -39,16 +39,6 @@ class Run:
             torch.manual_seed(self.seed)
             backbone = create_backbone(self.backbone, **self.backbone_options)
             return Classifier(backbone, create_head(self.head, backbone.num_features, num_classes, **self.head_options))
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """What all runs have in common: the paper's Appendix B."""
-
-    epochs: int
-    batch_size: int = 128
-    warmup_epochs: int = 5
-    momentum: float = 0.9
 
 
 @dataclass
@@ -76,11 +66,9 @@ class _Member:
         self.velocity = [torch.zeros_like(parameter) for parameter in self.parameters]
         self.generator = torch.Generator(device).manual_seed(run.seed)
 
-        self.steps = len(data) // schedule.batch_size
-        total, warmup = schedule.epochs * self.steps, min(schedule.warmup_epochs, schedule.epochs // 2) * self.steps
-        factors = [warmup_cosine(step, total, warmup) for step in range(total)]
-        self.rates = run.learning_rate * torch.tensor(factors, device=device)
-        self.losses = torch.full((total,), torch.nan, device=device)
+        self.steps = schedule.steps(len(data))
+        self.rates = run.learning_rate * torch.tensor(schedule.factors(len(data)), device=device)
+        self.losses = torch.full_like(self.rates, torch.nan)
         self.order = torch.empty(len(data), dtype=torch.long, device=device)
         self.step_index = torch.zeros(1, dtype=torch.long, device=device)
         self.lane = torch.arange(schedule.batch_size, device=device)
@@ -127,11 +115,9 @@ def train(
     A run whose loss is not finite stops at the end of that epoch, with the step recorded; the others go on.
     `compiled` uses torch.compile. `progress(epochs done, mean loss of the epoch for each run)` is called each epoch.
     """
-    if len(data) < schedule.batch_size:
-        raise ValueError(f"{len(data)} images do not fill one batch of {schedule.batch_size}")
+    steps = schedule.steps(len(data))
     members = [_Member(run, data, num_classes, schedule, compiled) for run in runs]
     results = [Trained(member.run, member.model, member.losses) for member in members]
-    steps = members[0].steps if members else 0
     graph: torch.cuda.CUDAGraph | None = None
 
     for epoch in range(schedule.epochs):

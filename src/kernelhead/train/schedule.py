@@ -1,6 +1,30 @@
-"""The learning rate over time."""
+"""How long training is, and the learning rate over it."""
 
 import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Epochs, batches and momentum: the paper's Appendix B."""
+
+    epochs: int
+    batch_size: int = 128
+    momentum: float = 0.9
+    warmup_epochs: int = 5
+
+    def steps(self, samples: int) -> int:
+        """Steps an epoch; the last incomplete batch is left out."""
+        steps = samples // self.batch_size
+        if not steps:
+            raise ValueError(f"{samples} samples do not fill one batch of {self.batch_size}")
+        return steps
+
+    def factors(self, samples: int) -> list[float]:
+        """The factor on the base learning rate at every step of training; a short training warms up for half of it."""
+        steps = self.steps(samples)
+        warmup = min(self.warmup_epochs, self.epochs // 2) * steps
+        return [warmup_cosine(step, self.epochs * steps, warmup) for step in range(self.epochs * steps)]
 
 
 def warmup_cosine(step: int, total: int, warmup: int) -> float:
