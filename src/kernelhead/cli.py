@@ -7,6 +7,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -66,9 +67,8 @@ def reproduce(
 
     if quick and (epochs or draws):
         raise ValueError("--quick has its own epochs and draws: leave out --epochs and --draws, or --quick")
-    settings = synthetic.Settings(epochs=epochs or 30, draws=draws or 10)
-    if quick:
-        settings = synthetic.Settings(epochs=4, draws=2, per_class=500)
+    usual = synthetic.QUICK if quick else synthetic.Settings()
+    settings = replace(usual, epochs=epochs or usual.epochs, draws=draws or usual.draws)
     if table == "list":
         _list_tables(runs, settings)
         return

@@ -93,7 +93,7 @@ class KernelClassifier(nn.Module):
         fixed = _fixed_coefficients(kernel, degree, gamma)
         self.register_buffer("profile", None if fixed is None else fixed.float())
         self.degree = degree if fixed is None else fixed.shape[0] - kernels.END_POINTS - 1
-        self.raw_alpha = nn.Parameter(initial_raw(degree + 3 if fixed is None else 1))
+        self.raw_alpha = nn.Parameter(torch.empty(degree + 3 if fixed is None else 1))
         self.weight = nn.Parameter(torch.empty(landmarks or num_classes * prototypes, in_features))
         if landmarks is not None:
             self.norm = nn.BatchNorm1d(landmarks, affine=False)
@@ -151,7 +151,7 @@ class KernelClassifier(nn.Module):
     def reset_parameters(self) -> None:
         """Start anew: weights of uniform direction and length about 1, raw coefficients of one."""
         with torch.no_grad():
-            self.raw_alpha.fill_(1)
+            self.raw_alpha.copy_(initial_raw(self.raw_alpha.shape[0]))
             nn.init.normal_(self.weight, std=self.in_features**-0.5)
             if self.mixing is not None and self.bias is not None:
                 nn.init.uniform_(self.mixing, -(self.mixing.shape[1] ** -0.5), self.mixing.shape[1] ** -0.5)

@@ -82,6 +82,9 @@ class Settings:
         return Path(NAME) / f"{self.epochs}-epochs-{2 * self.per_class}-samples"
 
 
+QUICK = Settings(epochs=4, draws=2, per_class=500)
+
+
 @dataclass(frozen=True)
 class Candidate:
     """One choice of what is chosen on held-out data."""

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from kernelhead.parameters import parameter_groups
 from kernelhead.train.checkpoint import BrokenCheckpointError, digest, load_checkpoint, save_checkpoint
-from kernelhead.train.schedule import Schedule
+from kernelhead.train.schedule import Schedule, epoch_order
 
 CHECKPOINT_SECONDS = 10.0
 
@@ -82,7 +82,7 @@ def train_ensemble(
     whole = (first_epoch, _flat(stacks))  # the state after the last whole epoch: what an interruption saves
     try:
         for epoch in range(first_epoch, schedule.epochs):
-            order = torch.randperm(samples, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
+            order = epoch_order(samples, seed, epoch)
             for index in range(steps):
                 batch = order[index * schedule.batch_size : (index + 1) * schedule.batch_size]
                 gradients, _ = step_gradients(parameters, buffers, x[:, batch], y[:, batch])

@@ -18,7 +18,7 @@ from kernelhead.backbones import Classifier, create_backbone
 from kernelhead.data.resident import ResidentImages
 from kernelhead.heads import create_head
 from kernelhead.parameters import parameter_groups
-from kernelhead.train.schedule import Schedule
+from kernelhead.train.schedule import Schedule, epoch_order
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,8 @@ class _Member:
         self.lane = torch.arange(schedule.batch_size, device=device)
 
     def shuffle(self, epoch: int) -> None:
-        """A new order of the samples, a function of seed and epoch."""
-        generator = torch.Generator().manual_seed(self.run.seed * 1_000_003 + epoch)
-        self.order.copy_(torch.randperm(len(self.data), generator=generator))
+        """A new order of the samples."""
+        self.order.copy_(epoch_order(len(self.data), self.run.seed, epoch))
 
     def step(self) -> None:
         """One step of SGD with momentum, weight decay where `parameter_groups` puts it."""

@@ -3,6 +3,9 @@
 import math
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -35,3 +38,8 @@ def warmup_cosine(step: int, total: int, warmup: int) -> float:
     if step < warmup:
         return (step + 1) / warmup
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+
+
+def epoch_order(samples: int, seed: int, epoch: int) -> Tensor:
+    """The order of the samples in an epoch, a function of seed and epoch alone, so that a resumed run repeats it."""
+    return torch.randperm(samples, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
