@@ -159,7 +159,10 @@ def test_a_results_folder_that_cannot_be_written(tmp_path):
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_says_so_and_goes_on(tmp_path, reproduced, sent):
     command = [sys.executable, "-m", "kernelhead", "reproduce", "synthetic", "--quick"]
+    # A shell that runs the tests in the background has them ignore SIGINT, and a child would inherit that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    signal.signal(signal.SIGINT, before)
     results = tmp_path / "runs" / "synthetic"
     while not list(results.rglob("softmax-draw01.json")):
         assert process.poll() is None
