@@ -46,7 +46,7 @@ def test_augmented_images_are_shifts_and_flips_of_the_image_and_all_occur():
     x = images(2)
     mean, std = (s.numpy() for s in channel_statistics(x))
     data = resident(x)
-    batch, labels = data.augmented(torch.ones(3000, dtype=torch.long), torch.Generator().manual_seed(0))
+    batch, labels = data.augmented(torch.ones(3000, dtype=torch.long), torch.rand(3000, 3))
     assert batch.shape == (3000, 3, 32, 32)
     assert set(labels.tolist()) == {1}
     known = {
@@ -58,14 +58,22 @@ def test_augmented_images_are_shifts_and_flips_of_the_image_and_all_occur():
     assert counts.max() < 5 * 3000 / len(counts)
 
 
-def test_same_generator_same_images():
+def test_the_smallest_and_the_largest_noise_stay_inside():
+    x = images(2)
+    mean, std = (s.numpy() for s in channel_statistics(x))
+    noise = torch.tensor([[0.0, 0.0, 0.0], [1 - 2**-24] * 3])
+    batch, _ = resident(x).augmented(torch.tensor([0, 1]), noise)
+    first, last = dict(crops(x[0], mean, std)), dict(crops(x[1], mean, std))
+    np.testing.assert_allclose(batch[0].permute(1, 2, 0), first[0, 0, True], atol=1e-5)
+    np.testing.assert_allclose(batch[1].permute(1, 2, 0), last[2 * PAD, 2 * PAD, False], atol=1e-5)
+
+
+def test_batches_are_plain_or_augmented():
     data = resident(images())
-    index = torch.arange(6)
-    one, _ = data.augmented(index, torch.Generator().manual_seed(3))
-    two, _ = data.augmented(index, torch.Generator().manual_seed(3))
-    other, _ = data.augmented(index, torch.Generator().manual_seed(4))
-    assert torch.equal(one, two)
-    assert not torch.equal(one, other)
+    index, noise = torch.tensor([3, 1]), torch.rand(2, 3)
+    plain, altered = data.batches([(index, None), (index, noise)])
+    assert torch.equal(plain[0], data.plain(index)[0])
+    assert torch.equal(altered[0], data.augmented(index, noise)[0])
 
 
 def test_as_many_labels_as_images():

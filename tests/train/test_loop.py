@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from kernelhead.data.resident import ResidentImages, channel_statistics
 from kernelhead.train.loop import Run, predict, train
-from kernelhead.train.schedule import Schedule
+from kernelhead.train.schedule import Schedule, epoch_noise
 
 SCHEDULE = Schedule(epochs=2, batch_size=16, warmup_epochs=1)
 
@@ -30,16 +30,16 @@ def plain_loop(run, data):
     others = [p for p in model.parameters() if not any(p is q for q in undecayed)]
     groups = [{"params": others, "weight_decay": run.weight_decay}, {"params": undecayed, "weight_decay": 0.0}]
     optimizer = torch.optim.SGD([g for g in groups if g["params"]], lr=run.learning_rate, momentum=0.9)
-    generator = torch.Generator().manual_seed(run.seed)
     losses = []
     for epoch in range(2):
         order = torch.randperm(70, generator=torch.Generator().manual_seed(run.seed * 1_000_003 + epoch))
-        for batch in order[:64].split(16):
+        noise = epoch_noise(70, 3, run.seed, epoch)
+        for i, batch in enumerate(order[:64].split(16)):
             step = len(losses)
             factor = (step + 1) / 4 if step < 4 else 0.5 * (1 + math.cos(math.pi * (step - 4) / 4))
             for group in optimizer.param_groups:
                 group["lr"] = run.learning_rate * factor
-            images, labels = data.augmented(batch, generator)
+            images, labels = data.augmented(batch, noise[i * 16 : i * 16 + 16])
             optimizer.zero_grad()
             loss = F.cross_entropy(model(images), labels)
             loss.backward()
@@ -57,8 +57,12 @@ RUNS = [
 
 def test_several_runs_at_once_give_the_losses_of_plain_loops(data):
     seen = []
-    trained = train(RUNS, data, 3, SCHEDULE, progress=lambda done, means: seen.append((done, len(means))))
-    assert seen == [(1, 3), (2, 3)]
+    trained = train(RUNS, data, 3, SCHEDULE, progress=seen.append)
+    moments = [moment for moment in seen if moment.epoch_done]
+    assert [moment.epoch for moment in moments] == [1, 2]
+    assert [moment.step for moment in moments] == [4, 8]
+    np.testing.assert_allclose(moments[1].losses, [result.losses[4:].mean() for result in trained])
+    np.testing.assert_allclose(moments[1].accuracies, [result.accuracies[4:].mean() for result in trained])
     for result, run in zip(trained, RUNS, strict=True):
         model, losses = plain_loop(run, data)
         np.testing.assert_allclose(result.losses, losses, rtol=1e-4)

@@ -1,13 +1,16 @@
 """Small images that live on the device: cropped, flipped and normalised there, a batch at a time.
 
-A data set of 32x32 images fits on any GPU as bytes. Nothing is copied from the host while training, and the random
-numbers come from the device too, so that a whole training step can be captured as one CUDA graph.
+A data set of 32x32 images fits on any GPU as bytes. Nothing is copied from the host while training, so that a whole
+training step can be captured as one CUDA graph.
 """
+
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 from kernelhead.data.cifar import Images, Labels
+from kernelhead.data.images import Batch
 
 PAD = 4
 
@@ -16,10 +19,12 @@ class ResidentImages:
     """Images and labels on a device.
 
     Args:
-        images: uint8 (n, H, W, 3).
+        images: uint8 (n, H, W, 3), H = W.
         labels: integers (n,).
         mean, std: of each channel, in units of a byte; those of the training images, also for test images.
     """
+
+    draws = 3
 
     def __init__(self, images: Images, labels: Labels, *, mean: Tensor, std: Tensor, device: torch.device) -> None:
         if len(images) != len(labels):
@@ -27,35 +32,35 @@ class ResidentImages:
         self.labels = torch.from_numpy(labels.astype("int64")).to(device)
         self.size = images.shape[1]
         self.mean, self.std = mean.float().to(device), std.float().to(device)
+        self.span = torch.arange(self.size, device=device)
         # The border has the mean colour: zero after normalisation, as in He et al. (2016).
-        padded = self.mean.round().to(torch.uint8).view(1, 3, 1, 1).repeat(len(images), 1, *[self.size + 2 * PAD] * 2)
-        padded[:, :, PAD:-PAD, PAD:-PAD] = torch.from_numpy(images).to(device).permute(0, 3, 1, 2)
+        padded = self.mean.round().to(torch.uint8).repeat(len(images), *[self.size + 2 * PAD] * 2, 1)
+        padded[:, PAD:-PAD, PAD:-PAD] = torch.from_numpy(images).to(device)
         self.padded = padded
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def plain(self, index: Tensor) -> tuple[Tensor, Tensor]:
+    def plain(self, index: Tensor) -> Batch:
         """Images (B, 3, H, W), normalised, and labels (B,) at `index` (B,)."""
-        images = self.padded[index, :, PAD:-PAD, PAD:-PAD]
+        index = index.to(self.labels.device)
+        return self._normalize(self.padded[index, PAD:-PAD, PAD:-PAD]), self.labels[index]
+
+    def augmented(self, index: Tensor, noise: Tensor) -> Batch:
+        """Likewise, each image shifted by up to 4 pixels both ways and flipped half of the time (Appendix B)."""
+        shift = (noise[:, :2] * (2 * PAD + 1)).long()
+        rows = shift[:, :1] + self.span
+        columns = shift[:, 1:] + torch.where(noise[:, 2:] < 0.5, self.size - 1 - self.span, self.span)
+        images = self.padded[index.view(-1, 1, 1), rows.unsqueeze(2), columns.unsqueeze(1)]
         return self._normalize(images), self.labels[index]
 
-    def augmented(self, index: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Likewise, each image shifted by up to 4 pixels both ways and flipped half of the time (Appendix B)."""
-        device, count = self.padded.device, len(index)
-        shift = torch.randint(2 * PAD + 1, (2, count, 1), device=device, generator=generator)
-        flip = torch.randint(2, (count, 1), device=device, generator=generator).bool()
-        span = torch.arange(self.size, device=device)
-        rows = shift[0] + span
-        columns = shift[1] + torch.where(flip, self.size - 1 - span, span)
-        channels = torch.arange(3, device=device).view(1, 3, 1, 1)
-        images = self.padded[
-            index.view(-1, 1, 1, 1), channels, rows.view(count, 1, -1, 1), columns.view(count, 1, 1, -1)
-        ]
-        return self._normalize(images), self.labels[index]
+    def batches(self, wanted: Iterable[tuple[Tensor, Tensor | None]]) -> Iterator[Batch]:
+        for index, noise in wanted:
+            yield self.plain(index) if noise is None else self.augmented(index, noise)
 
     def _normalize(self, images: Tensor) -> Tensor:
-        return (images.float() - self.mean.view(1, 3, 1, 1)) / self.std.view(1, 3, 1, 1)
+        """Bytes (B, H, W, 3) -> (B, 3, H, W), its channels last in memory."""
+        return ((images.float() - self.mean) / self.std).permute(0, 3, 1, 2)
 
 
 def channel_statistics(images: Images) -> tuple[Tensor, Tensor]:

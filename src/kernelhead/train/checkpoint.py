@@ -2,8 +2,11 @@
 
 import hashlib
 import json
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import safetensors
 import safetensors.torch
@@ -11,6 +14,12 @@ import torch
 from torch import Tensor
 
 from kernelhead.results import write_bytes
+
+if TYPE_CHECKING:
+    from kernelhead.data.images import Images
+    from kernelhead.train.member import Member
+    from kernelhead.train.run import Run, Trained
+    from kernelhead.train.schedule import Schedule
 
 
 class BrokenCheckpointError(ValueError):
@@ -46,3 +55,62 @@ def digest(tensors: dict[str, Tensor], state: str = "") -> str:
         checksum.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         checksum.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return checksum.hexdigest()
+
+
+def identify(runs: "Sequence[Run]", data: "Images", num_classes: int, schedule: "Schedule") -> dict[str, Any]:
+    """What must be the same for a training to go on from a checkpoint."""
+    return {
+        "runs": [asdict(run) for run in runs],
+        "schedule": asdict(schedule),
+        "classes": num_classes,
+        "images": len(data),
+        "labels": digest({"labels": data.labels.cpu()}),
+    }
+
+
+class History:
+    """The newest checkpoint of a training and the one before it."""
+
+    def __init__(self, path: Path | None, identity: dict[str, Any]) -> None:
+        self.path = path
+        self.identity = json.loads(json.dumps(identity))  # as it reads back: tuples become lists
+
+    @property
+    def previous(self) -> Path:
+        assert self.path is not None
+        return self.path.with_suffix(f".previous{self.path.suffix}")
+
+    def save(self, step: int, members: "Sequence[Member]", results: "Sequence[Trained]") -> None:
+        """Write a checkpoint; the last one becomes the previous one."""
+        if self.path is None:
+            return
+        tensors = {f"{i}.{name}": x for i, member in enumerate(members) for name, x in member.tensors().items()}
+        state = {"identity": self.identity, "step": step, "diverged": [result.diverged_at for result in results]}
+        if self.path.exists():
+            self.path.replace(self.previous)
+        save_checkpoint(self.path, tensors, state)
+
+    def load(self, members: "Sequence[Member]", results: "Sequence[Trained]") -> int:
+        """Bring the newest readable checkpoint into the members, and say at which step to go on."""
+        for path in [] if self.path is None else [self.path, self.previous]:
+            if not path.exists():
+                continue
+            try:
+                tensors, state = load_checkpoint(path)
+            except BrokenCheckpointError as error:
+                warnings.warn(f"{error}; the one before it is used, if there is one", stacklevel=3)
+                continue
+            different = [key for key, value in self.identity.items() if state.get("identity", {}).get(key) != value]
+            if different:
+                raise ValueError(
+                    f"{path} belongs to another training: its {', '.join(different)} differ; "
+                    "give this one another place, or delete that one"
+                )
+            for i, (member, result) in enumerate(zip(members, results, strict=True)):
+                with torch.no_grad():
+                    for name, tensor in member.tensors().items():
+                        tensor.copy_(tensors[f"{i}.{name}"])
+                result.diverged_at = state["diverged"][i]
+            step: int = state["step"]
+            return step
+        return 0

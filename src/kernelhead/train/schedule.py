@@ -1,10 +1,13 @@
 """How long training is, and the learning rate over it."""
 
+import hashlib
 import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+NOISE = -1  # tells the seeds of augmentation from those of steps
 
 
 @dataclass(frozen=True)
@@ -43,3 +46,14 @@ def warmup_cosine(step: int, total: int, warmup: int) -> float:
 def epoch_order(samples: int, seed: int, epoch: int) -> Tensor:
     """The order of the samples in an epoch, a function of seed and epoch alone, so that a resumed run repeats it."""
     return torch.randperm(samples, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
+
+
+def epoch_noise(samples: int, draws: int, seed: int, epoch: int) -> Tensor:
+    """The random numbers of an epoch's augmentation, (samples, draws) in [0, 1), likewise, in the epoch's order."""
+    generator = torch.Generator().manual_seed(mix(seed, epoch, NOISE))
+    return torch.rand(samples, draws, generator=generator)
+
+
+def mix(*numbers: int) -> int:
+    """A seed made of several numbers."""
+    return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()) >> 1

@@ -1,0 +1,99 @@
+"""Several processes, each with its own device and its part of every batch, that train one network.
+
+The batch size is that of all processes together. Every process draws the same random numbers and takes its part, and
+BatchNorm takes its statistics over all parts, so that the losses are those of one process up to rounding, whatever the
+number of processes. Gradients are averaged by DistributedDataParallel.
+"""
+
+import os
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.nn.functional import all_reduce
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+@dataclass(frozen=True)
+class World:
+    """The place of a process among all: its number, how many there are, and its number on its machine."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+
+    def part(self, batch_size: int) -> slice:
+        """The share of a batch of all processes that this one takes."""
+        if batch_size % self.size:
+            raise ValueError(f"a batch of {batch_size} cannot be shared equally by {self.size} processes")
+        share = batch_size // self.size
+        return slice(self.rank * share, (self.rank + 1) * share)
+
+    def mean(self, value: Tensor) -> Tensor:
+        """The mean of a value over all processes."""
+        if self.size > 1:
+            distributed.all_reduce(value)
+            value = value / self.size
+        return value
+
+    def any(self, flag: bool, device: torch.device) -> bool:
+        """Whether the flag is set in any process."""
+        if self.size == 1:
+            return flag
+        return bool(self.mean(torch.tensor(float(flag), device=device)) > 0)
+
+
+def join_world(device: torch.device) -> World:
+    """Join the processes that `torchrun` started; alone where it did not."""
+    if "WORLD_SIZE" not in os.environ:
+        return World()
+    if not distributed.is_initialized():
+        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return World(distributed.get_rank(), distributed.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")))
+
+
+class _SynchronizedBatchNorm(_BatchNorm):
+    """BatchNorm of any dimension with the statistics of all processes, whose parts are of one size.
+
+    torch.nn.SyncBatchNorm does the same on GPUs alone. Sums are taken of differences from the running mean, which all
+    processes share: sums of squares of large numbers would lose the variance.
+    """
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        pass
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(input)
+        shape = [1, -1] + [1] * (input.dim() - 2)
+        others = [dim for dim in range(input.dim()) if dim != 1]
+        origin = torch.zeros_like(input[0].flatten(1)[:, 0]) if self.running_mean is None else self.running_mean.clone()
+        x = input.float() - origin.view(shape)
+        count = input.numel() // input.shape[1] * distributed.get_world_size()
+        sums = torch.stack([x.sum(others), x.square().sum(others)])
+        mean, square = all_reduce(sums) / count  # type: ignore[no-untyped-call]
+        variance = (square - mean.square()).clamp_min(0)
+        if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
+            with torch.no_grad():
+                self.num_batches_tracked += 1
+                rate = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
+                self.running_mean.lerp_(origin + mean, rate)
+                self.running_var.lerp_(variance * count / max(1, count - 1), rate)
+        x = (x - mean.view(shape)) * (variance + self.eps).rsqrt().view(shape)
+        if self.affine:
+            x = x * self.weight.view(shape) + self.bias.view(shape)
+        result: Tensor = x.to(input.dtype)
+        return result
+
+
+def synchronize_batch_norm(model: nn.Module) -> None:
+    """Make every BatchNorm of a network take its statistics over all processes. Names and values stay."""
+    for module in model.modules():
+        if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+            module.__class__ = _SynchronizedBatchNorm
+        elif isinstance(module, _BatchNorm) and not isinstance(module, _SynchronizedBatchNorm):
+            kind = type(module).__name__
+            warnings.warn(
+                f"{kind} takes its statistics in each process alone: losses depend on their number", stacklevel=2
+            )

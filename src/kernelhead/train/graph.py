@@ -1,0 +1,40 @@
+"""A training step of several runs as one CUDA graph."""
+
+from collections.abc import Sequence
+
+import torch
+
+from kernelhead.train.member import Member
+
+
+class Graph:
+    """One step of every member, captured as parallel branches. Capturing trains nothing."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        tensors = [tensor for member in members for tensor in member.tensors().values()]
+        kept = [tensor.clone() for tensor in tensors]
+        streams = [torch.cuda.Stream() for _ in members]  # type: ignore[no-untyped-call]
+
+        def fork_and_join() -> None:
+            main = torch.cuda.current_stream()
+            for member, stream in zip(members, streams, strict=True):
+                stream.wait_stream(main)
+                with torch.cuda.stream(stream):
+                    member.step()
+            for stream in streams:
+                main.wait_stream(stream)
+
+        torch.cuda.manual_seed(members[0].run.seed)  # for networks that draw by themselves, as for dropout
+        for _ in range(3):  # libraries choose their algorithms, torch.compile compiles
+            fork_and_join()
+        torch.cuda.synchronize()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            fork_and_join()
+        torch.cuda.synchronize()
+        with torch.no_grad():
+            for tensor, value in zip(tensors, kept, strict=True):
+                tensor.copy_(value)
+
+    def replay(self) -> None:
+        self._graph.replay()

@@ -1,0 +1,42 @@
+"""Signals that wait for the end of a training step."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interruption:
+    """Whether somebody asked to stop."""
+
+    requested = False
+
+
+@contextmanager
+def deferred_interrupts() -> Iterator[Interruption]:
+    """Note SIGINT and SIGTERM instead of raising in the middle of a step; the second of them raises at once.
+
+    Signal handlers belong to the main thread: elsewhere nothing is changed.
+    """
+    interruption = Interruption()
+    if threading.current_thread() is not threading.main_thread():
+        yield interruption
+        return
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        if interruption.requested:
+            raise KeyboardInterrupt
+        interruption.requested = True
+
+    # None: a handler that was not installed from Python and could not be put back.
+    previous = {number: handler for number in SIGNALS if (handler := signal.getsignal(number)) is not None}
+    for number in previous:
+        signal.signal(number, note)
+    try:
+        yield interruption
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,146 @@
+"""One run in training: everything that its step reads and writes, on the device."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from kernelhead.data.resident import ResidentImages
+from kernelhead.parameters import parameter_groups
+from kernelhead.train.distributed import World, synchronize_batch_norm
+from kernelhead.train.run import Run
+from kernelhead.train.schedule import Schedule, epoch_noise, epoch_order, mix
+
+if TYPE_CHECKING:
+    from kernelhead.data.images import Batch, Images
+
+
+class Member:
+    """A network, its optimiser and its place in the data.
+
+    A step (augmentation, forward, backward, update) takes all that changes from step to step, the place in the epoch,
+    the learning rate and the random numbers, from tensors on the device, so that it can be captured as a CUDA graph.
+    Images that are not on the device come through `feed`, which is called before each step.
+    """
+
+    def __init__(
+        self, run: Run, data: "Images", num_classes: int, schedule: Schedule, *, compiled: bool, world: World
+    ) -> None:
+        device = data.labels.device
+        self.run, self.data, self.schedule, self.world = run, data, schedule, world
+        self.model = run.create(num_classes).to(device).train()
+        if device.type == "cuda":
+            self.model = self.model.to(memory_format=torch.channels_last)
+        self.groups = parameter_groups(self.model, run.weight_decay)
+        self.parameters: list[Tensor] = [parameter for group in self.groups for parameter in group["params"]]
+        self.velocity = [torch.zeros_like(parameter) for parameter in self.parameters]
+
+        self.network: nn.Module = self.model
+        if world.size > 1:
+            synchronize_batch_norm(self.model)
+            self.network = DistributedDataParallel(self.model, broadcast_buffers=False)
+        self.forward = torch.compile(self._forward, fullgraph=True) if compiled else self._forward
+
+        self.steps = schedule.steps(len(data))
+        rates = schedule.factors(len(data))
+        self.rates = run.learning_rate * torch.tensor(rates, device=device)
+        self.losses = torch.full_like(self.rates, torch.nan)
+        self.accuracies = torch.full_like(self.rates, torch.nan)
+        self.step_index = torch.zeros(1, dtype=torch.long, device=device)
+        self.part = world.part(schedule.batch_size)
+        self.lane = torch.arange(schedule.batch_size, device=device)[self.part]
+        self.resident = isinstance(data, ResidentImages)
+        if self.resident:
+            self.order = torch.empty(len(data), dtype=torch.long, device=device)
+            self.noise = torch.empty(len(data), data.draws, device=device)
+        self.stream: Iterator[Batch] = iter(())
+        self.fed: list[Tensor] = []
+        self.prepared: tuple[int, Tensor, Tensor] | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.run.backbone} with head {self.run.head}, seed {self.run.seed}"
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that a later continuation needs; the place in the data is a function of seed and step."""
+        return {
+            **{f"model.{name}": tensor for name, tensor in self.model.state_dict().items()},
+            **{f"velocity.{number}": tensor for number, tensor in enumerate(self.velocity)},
+            "losses": self.losses,
+            "accuracies": self.accuracies,
+            "step_index": self.step_index,
+        }
+
+    def prepare_epoch(self, epoch: int) -> tuple[Tensor, Tensor]:
+        """Order and random numbers of an epoch, on the host: best called while the device is still busy."""
+        if self.prepared is None or self.prepared[0] != epoch:
+            order = epoch_order(len(self.data), self.run.seed, epoch)
+            noise = epoch_noise(len(self.data), self.data.draws, self.run.seed, epoch)
+            self.prepared = epoch, order, noise
+        return self.prepared[1:]
+
+    def start_epoch(self, epoch: int, first_step: int = 0) -> None:
+        """Go to the step `first_step` of an epoch."""
+        order, noise = self.prepare_epoch(epoch)
+        if self.resident:
+            self.order.copy_(order, non_blocking=True)
+            self.noise.copy_(noise, non_blocking=True)
+            return
+        size = self.schedule.batch_size
+        places = [slice(step * size, (step + 1) * size) for step in range(first_step, self.steps)]
+        self.stream = self.data.batches((order[at][self.part], noise[at][self.part]) for at in places)
+
+    def feed(self) -> None:
+        """Bring the next batch to the place from which the step reads it."""
+        if self.resident:
+            return
+        batch = next(self.stream)
+        if not self.fed:
+            self.fed = [tensor.clone() for tensor in batch]
+        for place, tensor in zip(self.fed, batch, strict=True):
+            place.copy_(tensor)
+
+    def _forward(self) -> tuple[Tensor, Tensor]:
+        """Loss and share of correct answers of the next batch."""
+        if self.resident:
+            position = self.step_index.remainder(self.steps) * self.schedule.batch_size + self.lane
+            images, labels = self.data.augmented(self.order[position], self.noise[position])
+        else:
+            images, labels = self.fed
+        device = labels.device.type
+        if device == "cuda":
+            images = images.contiguous(memory_format=torch.channels_last)
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
+            logits = self.network(images)
+            loss = F.cross_entropy(logits, labels)
+        return loss, (logits.detach().argmax(1) == labels).float().mean()
+
+    def step(self) -> None:
+        """One step of SGD with momentum, weight decay where `parameter_groups` puts it."""
+        loss, accuracy = self.forward()
+        if self.world.size > 1:  # the hooks of DistributedDataParallel are in backward() alone
+            loss.backward()  # type: ignore[no-untyped-call]
+            gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+            self.network.zero_grad()
+        else:
+            gradients = list(torch.autograd.grad(loss, self.parameters))
+        with torch.no_grad():
+            torch._foreach_mul_(self.velocity, self.schedule.momentum)
+            torch._foreach_add_(self.velocity, gradients)
+            first = 0
+            for group in self.groups:
+                own = slice(first, first := first + len(group["params"]))
+                torch._foreach_add_(self.velocity[own], self.parameters[own], alpha=group["weight_decay"])
+            change = torch._foreach_mul(self.velocity, self.rates[self.step_index].squeeze())
+            torch._foreach_sub_(self.parameters, change)
+            figures = self.world.mean(torch.stack([loss.detach().float(), accuracy]))
+            self.losses.index_copy_(0, self.step_index, figures[:1])
+            self.accuracies.index_copy_(0, self.step_index, figures[1:])
+            self.step_index += 1
+
+    def seed_step(self, step: int) -> None:
+        """What a network draws by itself, as for dropout, is a function of seed, step and process."""
+        torch.manual_seed(mix(self.run.seed, step, self.world.rank))
