@@ -10,6 +10,12 @@ def accuracy(logits: Tensor, target: Tensor) -> float:
     return 100 * (logits.argmax(1) == target).double().mean().item()
 
 
+def top_accuracy(logits: Tensor, target: Tensor, k: int = 5) -> float:
+    """Percentage of rows whose target is among the `k` largest logits. logits (N, C), target (N,)."""
+    best = logits.topk(min(k, logits.shape[1]), dim=1).indices
+    return 100 * (best == target[:, None]).any(1).double().mean().item()
+
+
 def negative_log_likelihood(logits: Tensor, target: Tensor) -> float:
     """Mean of -log p(target), in nats. logits (N, C), target (N,)."""
     return F.cross_entropy(logits.double(), target).item()
@@ -25,10 +31,14 @@ def expected_calibration_error(logits: Tensor, target: Tensor, *, bins: int = 15
 
 
 def summary(logits: Tensor, target: Tensor) -> dict[str, float | None]:
-    """The figures that every result file carries. Of logits that are not finite, the accuracy alone has a meaning."""
+    """The figures that every result file carries. Of logits that are not finite, the accuracy alone has a meaning.
+
+    `top5` is there where there are more than five classes.
+    """
     finite = bool(torch.isfinite(logits).all())
     return {
         "accuracy": accuracy(logits, target),
+        **({"top5": top_accuracy(logits, target)} if logits.shape[1] > 5 else {}),
         "nll": negative_log_likelihood(logits, target) if finite else None,
         "ece": expected_calibration_error(logits, target) if finite else None,
     }

@@ -11,6 +11,7 @@ class Backbone(nn.Module):
     """
 
     num_features: int
+    stride_first = False  # see `create_backbone`
 
     def feature_map(self, images: Tensor) -> Tensor:
         """Images (N, 3, H, W) -> a map (N, D, h, w), or tokens (N, L, D)."""
@@ -38,15 +39,10 @@ class Classifier(nn.Module):
 
 
 def initialize(module: nn.Module) -> None:
-    """He et al.'s start for convolutions, ones and zeros for BatchNorm, PyTorch's own for the rest."""
+    """He et al.'s start for convolutions, PyTorch's own for the rest."""
     for child in module.modules():
         if isinstance(child, nn.Conv2d):
             nn.init.kaiming_normal_(child.weight, mode="fan_out", nonlinearity="relu")
-            if child.bias is not None:
-                nn.init.zeros_(child.bias)
-        elif isinstance(child, nn.BatchNorm2d):
-            nn.init.ones_(child.weight)
-            nn.init.zeros_(child.bias)
 
 
 def count_parameters(module: nn.Module) -> int:

@@ -4,6 +4,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kernelhead.backbones._base import Backbone, initialize, rectify
+from kernelhead.backbones.conv3x3 import Conv3x3
 from kernelhead.backbones.kervolution import GaussianKervolution2d
 
 KERVOLUTION = (None, "first", "all")
@@ -12,7 +13,7 @@ KERVOLUTION = (None, "first", "all")
 def _convolution(in_channels: int, out_channels: int, stride: int, kervolution: bool) -> nn.Conv2d:
     if kervolution:
         return GaussianKervolution2d(in_channels, out_channels, 3, stride=stride, padding=1)
-    return nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1, bias=False)
+    return Conv3x3(in_channels, out_channels, 3, stride=stride, padding=1, bias=False)
 
 
 class BasicBlock(nn.Module):

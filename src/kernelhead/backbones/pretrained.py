@@ -100,11 +100,11 @@ def remove_last_relu(network: nn.Module) -> bool:
     return bool(blocks)
 
 
-def load_local(network: nn.Module, path: Path) -> None:
+def load_local(network: nn.Module, path: Path) -> bool:
     """Load a safetensors file of a whole network's weights; a classifier of another size is left out.
 
-    A file whose metadata say that the stride sits in the first 1x1 convolution of a bottleneck (ResNet v1 of 2015, as
-    opposed to torchvision's v1.5) has the network's strides moved there.
+    True where the file's metadata say that the stride sits in the first 1x1 convolution of a bottleneck (ResNet v1 of
+    2015, as opposed to torchvision's v1.5): then `move_stride` has to follow.
     """
     if not path.is_file():
         raise FileNotFoundError(f"there is no weights file {path}")
@@ -127,8 +127,8 @@ def load_local(network: nn.Module, path: Path) -> None:
     if missing or result.unexpected_keys:
         name = (missing or result.unexpected_keys)[0]
         raise ValueError(f"{path} does not fit: {name} is {'missing in it' if missing else 'unknown to the network'}")
-    if metadata.get("stride") == FIRST_1X1:
-        move_stride(network)
+    stride: str | None = metadata.get("stride")
+    return stride == FIRST_1X1
 
 
 def move_stride(network: nn.Module) -> None:

@@ -17,7 +17,20 @@ from kernelhead.results import write_bytes
 Images = NDArray[np.uint8]
 Labels = NDArray[np.uint8]
 
-CLASSES = {"cifar10": 10, "cifar100": 100}
+# In the order of the labels.
+NAMES = {
+    "cifar10": "airplane automobile bird cat deer dog frog horse ship truck".split(),
+    "cifar100": (
+        "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can "
+        "castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin "
+        "elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard "
+        "lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear "
+        "pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark "
+        "shrew skunk skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone "
+        "television tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm"
+    ).split(),
+}
+CLASSES = {name: len(names) for name, names in NAMES.items()}
 # Mean of the 50,000 training images, of 1: tells a complete and unharmed file from another (see `problems`).
 MEANS = {"cifar10": (0.49140, 0.48216, 0.44653), "cifar100": (0.50708, 0.48655, 0.44092)}
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")

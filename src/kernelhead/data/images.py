@@ -16,6 +16,7 @@ class Images(Protocol):
     """
 
     labels: Tensor
+    size: int
     draws: int
 
     def __len__(self) -> int: ...

@@ -1,34 +1,44 @@
 """Large images in one file a split: JPEG bytes, offsets and labels, read by memory map, no pickles.
 
-The file is a plain safetensors file with the arrays `jpeg` (all bytes, one image after the other), `offsets` (n + 1,)
-and `labels` (n,), and the names of the classes in its metadata. Opening it reads a few kilobytes whatever its size.
+The file is a plain safetensors file with the arrays `jpeg` (all bytes, one image after the other), `offsets` (n + 1,),
+`labels` (n,) and `left_out` (the names of images that could not be read, as JSON), and the names of the classes in its
+metadata. Opening it reads a few kilobytes and the labels, whatever its size; making it takes little memory.
 """
 
 import io
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, TypeVar
 
 import numpy as np
-import safetensors
-import safetensors.numpy
 from numpy.typing import NDArray
-
-from kernelhead.results import write_bytes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"}
 JPEG_QUALITY = 95
+FORMAT = "kernelhead packed images 2"
+ORIENTATION = 0x0112  # the EXIF tag; 2 to 8 are turned or mirrored
+
+Progress = Callable[[str, int, int], None]  # what is going on, how much of it is done, of how much
+
+Item = TypeVar("Item")
+Started = TypeVar("Started")
 
 
 class PackedImages:
-    """A packed file, opened. `classes` are the names of the classes, `labels` (n,) indices into them."""
+    """A packed file, opened.
+
+    `classes` are the names of the classes, `labels` (n,) indices into them, `left_out` the names of images that could
+    not be packed, `short_side` the longest short side of an image.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,11 +48,12 @@ class PackedImages:
                 header = json.loads(file.read(length)) if 0 < length < 10**8 else {}
             start, size = 8 + length, path.stat().st_size
             metadata = header["__metadata__"]
-            if metadata["format"] != "kernelhead packed images 1":
+            if metadata["format"] != FORMAT:
                 raise ValueError(f"its format is {metadata['format']!r}")
-            arrays = {name: header[name]["data_offsets"] for name in ("jpeg", "offsets", "labels")}
+            arrays = {name: header[name]["data_offsets"] for name in ("jpeg", "offsets", "labels", "left_out")}
             if size != start + max(end for _, end in arrays.values()):
                 raise ValueError(f"it has {size} bytes, {start + max(end for _, end in arrays.values())} expected")
+            classes, short_side = json.loads(metadata["classes"]), int(metadata["short_side"])
         except FileNotFoundError as error:
             raise FileNotFoundError(f"there is no {path}") from error
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -58,8 +69,9 @@ class PackedImages:
         self._jpeg = view("jpeg", "u1")
         self._offsets = np.array(view("offsets", "<i8"))
         self.labels: NDArray[np.int64] = np.array(view("labels", "<i8"))
-        self.classes: list[str] = json.loads(metadata["classes"])
-        self.left_out: list[str] = json.loads(metadata["left_out"])
+        self.classes: list[str] = classes
+        self.left_out: list[str] = json.loads(view("left_out", "u1").tobytes())
+        self.short_side: int = short_side
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -72,8 +84,36 @@ class PackedImages:
         """One image, decoded: uint8 (H, W, 3)."""
         from PIL import Image
 
-        with Image.open(io.BytesIO(self.jpeg(index))) as image:
-            return np.asarray(image.convert("RGB"))
+        try:
+            with Image.open(io.BytesIO(self.jpeg(index))) as image:
+                return np.asarray(image)
+        except Exception as error:  # see `pack`
+            raise ValueError(f"image {index} of {self.path} cannot be decoded ({error})") from error
+
+
+class PictureFiles:
+    """Loose picture files, read in the same way as packed ones: made smaller to `short_side`, labels of zeros.
+
+    A file that cannot be read is named in `broken`, index -> sentence, once its image was asked for; a black pixel
+    takes its place, so that the others of a batch are not lost.
+    """
+
+    def __init__(self, paths: Sequence[Path], short_side: int) -> None:
+        self.paths = list(paths)
+        self.short_side = short_side
+        self.labels: NDArray[np.int64] = np.zeros(len(self.paths), dtype=np.int64)
+        self.broken: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def image(self, index: int) -> NDArray[np.uint8]:
+        """One picture: uint8 (H, W, 3)."""
+        try:
+            return open_picture(self.paths[index], self.short_side)
+        except ValueError as error:
+            self.broken[index] = str(error)
+            return np.zeros((1, 1, 3), dtype=np.uint8)
 
 
 @dataclass(frozen=True)
@@ -93,7 +133,7 @@ def find_images(folder: Path) -> tuple[list[Source], list[str]]:
         Source(path, label)
         for label, name in enumerate(classes)
         for path in sorted((folder / name).rglob("*"))
-        if path.suffix.lower() in SUFFIXES
+        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
     ]
     if not sources:
         raise ValueError(f"{folder} has no images in class folders; it should look like {folder}/cat/1.jpg")
@@ -101,6 +141,22 @@ def find_images(folder: Path) -> tuple[list[Source], list[str]]:
     if empty:
         raise ValueError(f"{folder / classes[empty[0]]} has no images; every class folder needs some")
     return sources, classes
+
+
+def find_pictures(places: Sequence[Path]) -> list[Path]:
+    """Picture files: those named, and those in the folders named, sorted."""
+    found: list[Path] = []
+    for place in places:
+        if place.is_dir():
+            inside = [path for path in place.rglob("*") if path.suffix.lower() in SUFFIXES]
+            found += sorted(path for path in inside if not path.name.startswith("."))
+        elif place.exists():
+            found.append(place)
+        else:
+            raise FileNotFoundError(f"there is no file or folder {place}")
+    if not found:
+        raise ValueError(f"{', '.join(map(str, places))} has no pictures ({', '.join(sorted(SUFFIXES))})")
+    return found
 
 
 def pack(
@@ -117,57 +173,130 @@ def pack(
     their bytes.
     """
 
-    def encode(source: Source) -> bytes | None:
+    def encode(source: Source) -> tuple[bytes, int] | None:
         try:
             return _encode(source.path, short_side)
-        except (OSError, ValueError, SyntaxError):  # what Pillow raises for a missing, cut or broken image
+        except Exception:  # a damaged image fails in many ways: OSError, SyntaxError, struct.error, IndexError, ..
             return None
 
-    encoded: list[bytes | None] = []
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for content in pool.map(encode, sources):
-            encoded.append(content)
+    offsets, labels, left_out, longest = [0], [], [], 0
+    workers = os.cpu_count() or 1
+    with _replacing(out) as file, ThreadPoolExecutor(workers) as pool:
+        # The header, with the sizes in it, comes first but is known last: spaces keep its place, as the format allows.
+        room = 1024 + len(json.dumps(json.dumps(list(classes))))
+        room += -(8 + room) % 8
+        file.write(b" " * (8 + room))
+        futures = started_ahead(lambda source: pool.submit(encode, source), sources, 4 * workers)
+        for done, (source, future) in enumerate(zip(sources, futures, strict=True), 1):
+            encoded = future.result()
+            if encoded is None:
+                left_out.append(str(source.path))
+            else:
+                file.write(encoded[0])
+                offsets.append(offsets[-1] + len(encoded[0]))
+                labels.append(source.label)
+                longest = max(longest, encoded[1])
             if progress is not None:
-                progress(len(encoded), len(sources))
-    kept = [(content, source.label) for content, source in zip(encoded, sources, strict=True) if content is not None]
-    left_out = [str(source.path) for content, source in zip(encoded, sources, strict=True) if content is None]
-    if not kept:
-        raise ValueError(f"none of the {len(sources)} images could be read, {left_out[0]} the first of them")
-    arrays: dict[str, NDArray[Any]] = {
-        "jpeg": np.frombuffer(b"".join(content for content, _ in kept), np.uint8),
-        "offsets": np.cumsum([0, *(len(content) for content, _ in kept)], dtype=np.int64),
-        "labels": np.array([label for _, label in kept], dtype=np.int64),
-    }
-    metadata = {
-        "format": "kernelhead packed images 1",
-        "classes": json.dumps(list(classes)),
-        "left_out": json.dumps(left_out),
-    }
-    write_bytes(out, safetensors.numpy.save(arrays, metadata))
+                progress(done, len(sources))
+        if not labels:
+            raise ValueError(f"none of the {len(sources)} images could be read, {left_out[0]} the first of them")
+        padding = -offsets[-1] % 8
+        file.write(bytes(padding))
+        arrays = {
+            "offsets": ("I64", np.array(offsets, dtype="<i8").tobytes(), 8),
+            "labels": ("I64", np.array(labels, dtype="<i8").tobytes(), 8),
+            "left_out": ("U8", json.dumps(left_out).encode(), 1),
+        }
+        end = offsets[-1] + padding
+        header: dict[str, object] = {
+            "__metadata__": {"format": FORMAT, "classes": json.dumps(list(classes)), "short_side": str(longest)},
+            "jpeg": {"dtype": "U8", "shape": [end], "data_offsets": [0, end]},
+        }
+        for name, (dtype, content, itemsize) in arrays.items():
+            file.write(content)
+            shape, begin, end = [len(content) // itemsize], end, end + len(content)
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+        file.seek(0)
+        file.write(room.to_bytes(8, "little") + json.dumps(header).encode())
     return PackedImages(out)
 
 
-def _encode(path: Path, short_side: int | None) -> bytes:
-    from PIL import Image, ImageOps
+def open_picture(path: Path, short_side: int | None) -> NDArray[np.uint8]:
+    """A picture file as uint8 (H, W, 3): upright, in RGB, its short side no longer than `short_side`."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as opened:
+            return np.asarray(_upright_rgb(opened, short_side))
+    except Exception as error:  # see `pack`
+        raise ValueError(f"{path} is not a readable picture ({error})") from error
+
+
+def progress_of(what: str, progress: Progress | None) -> Callable[[int, int], None] | None:
+    """The progress of one thing, to hand to `pack`."""
+    return None if progress is None else lambda done, total: progress(what, done, total)
+
+
+def started_ahead(start: Callable[[Item], Started], items: Iterable[Item], ahead: int) -> Iterator[Started]:
+    """`start` of each item in order, called for `ahead` items more than have been taken."""
+    pending: deque[Started] = deque()
+    for item in items:
+        pending.append(start(item))
+        if len(pending) > ahead:
+            yield pending.popleft()
+    yield from pending
+
+
+def _encode(path: Path, short_side: int | None) -> tuple[bytes, int]:
+    """The JPEG bytes of a picture file and the length of its short side."""
+    from PIL import Image
 
     content = path.read_bytes()
     with Image.open(io.BytesIO(content)) as opened:
-        opened.load()
-        image: Image.Image = ImageOps.exif_transpose(opened)
-        turned = image.size != opened.size or opened.getexif().get(0x0112, 1) != 1
-        shrink = 1.0 if short_side is None else short_side / min(image.size)
-        if opened.format == "JPEG" and opened.mode == "RGB" and not turned and shrink >= 1:
-            return content
-        return _to_jpeg(image, min(1.0, shrink))
-
-
-def _to_jpeg(image: "Image", scale: float) -> bytes:
-    from PIL.Image import Resampling
-
-    image = image.convert("RGB")
-    if scale < 1:
-        width, height = (max(1, round(side * scale)) for side in image.size)
-        image = image.resize((width, height), Resampling.BICUBIC, reducing_gap=3.0)
+        fits = short_side is None or min(opened.size) <= short_side
+        if opened.format == "JPEG" and opened.mode == "RGB" and not _turned(opened) and fits:
+            opened.load()
+            return content, min(opened.size)
+        image = _upright_rgb(opened, short_side)
     out = io.BytesIO()
     image.save(out, "JPEG", quality=JPEG_QUALITY, subsampling=0)
-    return out.getvalue()
+    return out.getvalue(), min(image.size)
+
+
+def _turned(image: "Image") -> bool:
+    return image.getexif().get(ORIENTATION, 1) in range(2, 9)
+
+
+def _upright_rgb(opened: "Image", short_side: int | None) -> "Image":
+    from PIL import Image, ImageOps
+
+    if short_side is not None and min(opened.size) > short_side:
+        # A JPEG decoder makes an image 2, 4 or 8 times smaller while it decodes; twice the size keeps the detail.
+        width, height = (2 * side * short_side // min(opened.size) + 1 for side in opened.size)
+        opened.draft(None, (width, height))
+    image: Image.Image = ImageOps.exif_transpose(opened) if _turned(opened) else opened
+    if image.mode.startswith("I"):  # 16 bits a pixel, which some versions of Pillow would cut at 255
+        image = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
+    if "transparency" in image.info:  # Pillow warns of a palette with transparency that becomes RGB at once
+        image = image.convert("RGBA")
+    image = image.convert("RGB")
+    if short_side is not None and min(image.size) > short_side:
+        width, height = (max(1, round(side * short_side / min(image.size))) for side in image.size)
+        image = image.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=3.0)
+    return image
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write in place of `path`, which is there afterwards whole, or as it was before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

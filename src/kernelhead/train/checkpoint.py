@@ -73,7 +73,8 @@ class History:
 
     def __init__(self, path: Path | None, identity: dict[str, Any]) -> None:
         self.path = path
-        self.identity = json.loads(json.dumps(identity))  # as it reads back: tuples become lists
+        self.identity = json.loads(json.dumps(identity, default=str))  # as it reads back: tuples become lists
+        self.damaged = False  # the newest: it must not take the place of the one before it
 
     @property
     def previous(self) -> Path:
@@ -86,9 +87,10 @@ class History:
             return
         tensors = {f"{i}.{name}": x for i, member in enumerate(members) for name, x in member.tensors().items()}
         state = {"identity": self.identity, "step": step, "diverged": [result.diverged_at for result in results]}
-        if self.path.exists():
+        if self.path.exists() and not self.damaged:
             self.path.replace(self.previous)
         save_checkpoint(self.path, tensors, state)
+        self.damaged = False
 
     def load(self, members: "Sequence[Member]", results: "Sequence[Trained]") -> int:
         """Bring the newest readable checkpoint into the members, and say at which step to go on."""
@@ -98,7 +100,10 @@ class History:
             try:
                 tensors, state = load_checkpoint(path)
             except BrokenCheckpointError as error:
-                warnings.warn(f"{error}; the one before it is used, if there is one", stacklevel=3)
+                newest = path == self.path
+                self.damaged |= newest
+                then = "the one before it is tried" if newest and self.previous.exists() else "training starts anew"
+                warnings.warn(f"{error}; {then}", stacklevel=3)
                 continue
             different = [key for key, value in self.identity.items() if state.get("identity", {}).get(key) != value]
             if different:

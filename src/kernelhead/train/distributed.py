@@ -7,11 +7,13 @@ number of processes. Gradients are averaged by DistributedDataParallel.
 
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.nn.functional import all_reduce
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
@@ -43,6 +45,15 @@ class World:
             return flag
         return bool(self.mean(torch.tensor(float(flag), device=device)) > 0)
 
+    @contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """Let the first process go before the others."""
+        if self.size > 1 and self.rank > 0:
+            distributed.barrier()
+        yield
+        if self.size > 1 and self.rank == 0:
+            distributed.barrier()
+
 
 def join_world(device: torch.device) -> World:
     """Join the processes that `torchrun` started; alone where it did not."""
@@ -53,11 +64,26 @@ def join_world(device: torch.device) -> World:
     return World(distributed.get_rank(), distributed.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")))
 
 
+class _SumOverProcesses(torch.autograd.Function):
+    """The sum of a tensor over all processes, as is its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        total = tensor.clone(memory_format=torch.contiguous_format)
+        distributed.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        total: Tensor = _SumOverProcesses.apply(gradients[0])
+        return total
+
+
 class _SynchronizedBatchNorm(_BatchNorm):
     """BatchNorm of any dimension with the statistics of all processes, whose parts are of one size.
 
-    torch.nn.SyncBatchNorm does the same on GPUs alone. Sums are taken of differences from the running mean, which all
-    processes share: sums of squares of large numbers would lose the variance.
+    torch.nn.SyncBatchNorm does the same on GPUs alone. The processes exchange their own means and variances, not sums
+    of squares, which would lose the variance of large numbers.
     """
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -68,17 +94,20 @@ class _SynchronizedBatchNorm(_BatchNorm):
             return super().forward(input)
         shape = [1, -1] + [1] * (input.dim() - 2)
         others = [dim for dim in range(input.dim()) if dim != 1]
-        origin = torch.zeros_like(input[0].flatten(1)[:, 0]) if self.running_mean is None else self.running_mean.clone()
-        x = input.float() - origin.view(shape)
-        count = input.numel() // input.shape[1] * distributed.get_world_size()
-        sums = torch.stack([x.sum(others), x.square().sum(others)])
-        mean, square = all_reduce(sums) / count  # type: ignore[no-untyped-call]
-        variance = (square - mean.square()).clamp_min(0)
+        x = input.to(torch.promote_types(input.dtype, torch.float32))
+        variance, mean = torch.var_mean(x, others, correction=0)
+        own = torch.stack([mean, variance])
+        rank, size = distributed.get_rank(), distributed.get_world_size()
+        rows = torch.stack([own if row == rank else torch.zeros_like(own) for row in range(size)])
+        means, variances = _SumOverProcesses.apply(rows).unbind(1)
+        mean = means.mean(0)
+        variance = variances.mean(0) + (means - mean).square().mean(0)
         if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
             with torch.no_grad():
                 self.num_batches_tracked += 1
                 rate = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
-                self.running_mean.lerp_(origin + mean, rate)
+                count = size * input.numel() // input.shape[1]
+                self.running_mean.lerp_(mean, rate)
                 self.running_var.lerp_(variance * count / max(1, count - 1), rate)
         x = (x - mean.view(shape)) * (variance + self.eps).rsqrt().view(shape)
         if self.affine:

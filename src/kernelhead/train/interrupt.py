@@ -31,8 +31,10 @@ def deferred_interrupts() -> Iterator[Interruption]:
             raise KeyboardInterrupt
         interruption.requested = True
 
-    # None: a handler that was not installed from Python and could not be put back.
-    previous = {number: handler for number in SIGNALS if (handler := signal.getsignal(number)) is not None}
+    # None: a handler that was not installed from Python and could not be put back. What is ignored, as SIGINT is by the
+    # background processes of a shell, stays ignored.
+    previous = {number: signal.getsignal(number) for number in SIGNALS}
+    previous = {number: handler for number, handler in previous.items() if handler not in (None, signal.SIG_IGN)}
     for number in previous:
         signal.signal(number, note)
     try:

@@ -25,6 +25,7 @@ from kernelhead.train.schedule import Schedule
 __all__ = ["Moment", "Run", "Trained", "predict", "train"]
 
 REPORT_SECONDS = 0.5
+BATCH_PIXELS = 2**22
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,17 @@ def train(
     results = [Trained(m.run, m.model, m.losses, m.accuracies) for m in members]
     history = History(checkpoint, identify(runs, data, num_classes, schedule))
     first = history.load(members, results)
+    if world.any(world.mean(torch.tensor(float(first), device=device)).item() != first, device):
+        raise ValueError("the processes found different checkpoints: they have to share the folder where it is")
+
+    def note_divergence(step: int) -> bool:
+        """Record where the loss of a run was not finite before `step`, and say whether that is news."""
+        found = False
+        for result in results:
+            broken = (~torch.isfinite(result.losses[:step])).nonzero()
+            if result.diverged_at is None and len(broken):
+                result.diverged_at, found = int(broken[0]), True
+        return found
 
     def save(step: int) -> None:
         if world.rank == 0:
@@ -91,6 +103,8 @@ def train(
                 )
             )
 
+    if first % per_epoch == 0:  # saved at the end of an epoch, maybe before this was asked
+        note_divergence(first)
     graph: Graph | None = None
     step, saved, reported = first, time.monotonic(), time.monotonic()
     with deferred_interrupts() as interruption, torch.random.fork_rng(devices=[]):
@@ -123,13 +137,12 @@ def train(
                     saved = time.monotonic()
             for member in alive:
                 member.prepare_epoch(epoch + 1)
-            for member, result in zip(members, results, strict=True):
-                losses = member.losses[epoch * per_epoch : step]
-                if member in alive and not torch.isfinite(losses).all():
-                    result.diverged_at = epoch * per_epoch + int((~torch.isfinite(losses)).nonzero()[0])
-                    graph = None  # captured anew, without this run
+            if note_divergence(step):
+                graph = None  # captured anew, without this run
             report(step, epoch)
-    save(step)
+        save(step)
+    if world.any(interruption.requested, device):  # too late for the last step to see
+        raise KeyboardInterrupt
     return results
 
 
@@ -137,10 +150,14 @@ def predict(
     model: nn.Module,
     data: Images,
     *,
-    batch_size: int = 1000,
+    batch_size: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tensor:
-    """Logits (n, C) of a network in evaluation mode, float32, on the CPU."""
+    """Logits (n, C) of a network in evaluation mode, float32, on the CPU.
+
+    Batches are of four million pixels unless `batch_size` says otherwise.
+    """
+    batch_size = batch_size or max(1, BATCH_PIXELS // data.size**2)
     device = data.labels.device
     was_training = model.training
     model.eval()

@@ -1,7 +1,7 @@
 """One run in training: everything that its step reads and writes, on the device."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ from kernelhead.train.schedule import Schedule, epoch_noise, epoch_order, mix
 
 if TYPE_CHECKING:
     from kernelhead.data.images import Batch, Images
+
+P, R = ParamSpec("P"), TypeVar("R")
 
 
 class Member:
@@ -41,8 +43,8 @@ class Member:
         self.network: nn.Module = self.model
         if world.size > 1:
             synchronize_batch_norm(self.model)
-            self.network = DistributedDataParallel(self.model, broadcast_buffers=False)
-        self.forward = torch.compile(self._forward, fullgraph=True) if compiled else self._forward
+            self.network = DistributedDataParallel(_Compiled(self.model) if compiled else self.model)
+        self.forward = _compile(self._forward) if compiled and world.size == 1 else self._forward
 
         self.steps = schedule.steps(len(data))
         rates = schedule.factors(len(data))
@@ -144,3 +146,28 @@ class Member:
     def seed_step(self, step: int) -> None:
         """What a network draws by itself, as for dropout, is a function of seed, step and process."""
         torch.manual_seed(mix(self.run.seed, step, self.world.rank))
+
+
+class _Compiled(nn.Module):
+    """A network to be compiled inside of DistributedDataParallel, which itself cannot be."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.compiled = _compile(model.forward)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.compiled(images)
+
+
+def _compile(function: Callable[P, R]) -> Callable[P, R]:
+    """Members that differ in values alone share one compilation; every other kind of network has its own.
+
+    torch keeps eight for a function unless told otherwise, and would sooner make sizes that differ between kinds
+    dynamic, which is slower than one compilation each.
+    """
+    from torch._dynamo import config  # slow to import, and not needed without
+
+    limit = config.patch(recompile_limit=config.accumulated_recompile_limit)
+    compiled: Callable[P, R] = limit(torch.compile(function, fullgraph=True, dynamic=False))
+    return compiled

@@ -1,0 +1,289 @@
+"""The 3x3 convolutions of CIFAR ResNets against cuDNN's: microseconds of value, dL/dx and dL/dweight at batch 128.
+
+    python benchmarks/conv3x3.py [--json results/bench/conv3x3.json] [--search] [--network 20]
+
+Each time is that of a call within a CUDA graph of 20, each on an input of its own; the median of its replays. cuDNN's
+(with cudnn.benchmark) include what autocast adds: rounding the weight before, widening its gradient after. The floor is
+the time to read inputs and write outputs once at 4 TB/s. Errors are relative to float64 on the same rounded inputs.
+
+--search tries launch configurations and prints the tables of kernelhead.ops.conv3x3 with the best. --network times a
+compiled training step of a whole ResNet, with nn.Conv2d and with Conv3x3.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import multiprocessing
+import random
+import statistics
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import torch
+import triton
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kernelhead.backbones.cifar_resnet import CifarResNet
+from kernelhead.backbones.conv3x3 import Conv3x3
+from kernelhead.ops import conv3x3 as ops
+from kernelhead.results import environment
+
+BATCH, CALLS = 128, 20
+SHAPES = {(3, 16, 1): 32, (16, 16, 1): 32, (16, 32, 2): 32, (32, 32, 1): 16, (32, 64, 2): 16, (64, 64, 1): 8}
+TABLES = {"forward": ops.FORWARD, "dgrad": ops.DGRAD, "wgrad": ops.WGRAD}
+BYTES_PER_SECOND = 4e12
+
+Key = tuple[int, int, int]
+Configuration = ops.Tiles | ops.Parts
+
+
+class Layer:
+    """The tensors of one convolution, CALLS times, and every way to compute with them."""
+
+    def __init__(self, key: Key, copies: int = CALLS) -> None:
+        (self.channels, self.out, self.stride), size = key, SHAPES[key]
+        self.weight = self._new(self.out, self.channels, 3, dtype=torch.float32) / math.sqrt(9 * self.channels)
+        self.x = [self._new(BATCH, self.channels, size) for _ in range(copies)]
+        self.dy = [self._new(BATCH, self.out, size // self.stride) for _ in range(copies)]
+        self.rounded = self.weight.bfloat16()
+
+    @staticmethod
+    def _new(samples: int, channels: int, size: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        values = torch.randn(samples, channels, size, size, device="cuda", dtype=dtype)
+        return values.contiguous(memory_format=torch.channels_last)
+
+    def ours(self, kind: str, i: int = 0) -> Tensor:
+        x, dy = self.x[i], self.dy[i]
+        if kind == "forward":
+            return ops._forward(x, self.weight, self.stride)
+        if kind == "dgrad":
+            return ops._dgrad(dy, self.weight, self.stride, *x.shape[2:], x.dtype)
+        return ops._wgrad(x, dy, self.weight, self.stride)
+
+    def cudnn(self, kind: str, i: int = 0) -> Tensor:
+        x, dy = self.x[i], self.dy[i]
+        if kind == "forward":
+            return F.conv2d(x, self.weight.bfloat16(), stride=self.stride, padding=1)
+        return self._backward(kind, dy, x, self.rounded).to(x if kind == "dgrad" else self.weight)
+
+    def exact(self, kind: str) -> Tensor:
+        x, dy, weight = self.x[0].double(), self.dy[0].double(), self.rounded.double()
+        if kind == "forward":
+            return F.conv2d(x, weight, stride=self.stride, padding=1)
+        return self._backward(kind, dy, x, weight)
+
+    def _backward(self, kind: str, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        wanted = [kind == "dgrad", kind == "wgrad", False]
+        sides = [self.stride] * 2, [1, 1], [1, 1], False, [0, 0], 1
+        return torch.ops.aten.convolution_backward(dy, x, weight, None, *sides, wanted)[kind == "wgrad"]
+
+    def floor(self, kind: str) -> float:
+        x, dy, weight = self.x[0].nbytes, self.dy[0].nbytes, self.weight.nbytes
+        return 1e6 * (x + dy + weight) / BYTES_PER_SECOND
+
+
+def error(ours: Tensor, exact: Tensor) -> float:
+    return ((ours.double() - exact).norm() / exact.norm()).item()
+
+
+def graph_of(call: Callable[[int], object], calls: int = CALLS) -> torch.cuda.CUDAGraph:
+    """Without torch.cuda.graph, which empties caches before each capture: a search makes a thousand."""
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        for i in range(min(calls, 3)):  # compiles, and lets cuDNN choose
+            call(i)
+        torch.cuda.synchronize()
+        graph.capture_begin()
+        try:
+            for i in range(calls):
+                call(i)
+        finally:
+            graph.capture_end()
+    return graph
+
+
+def microseconds(call: Callable[[int], object], replays: int = 20, calls: int = CALLS) -> float:
+    """Of one call: the median of `replays` replays of a graph of `calls`."""
+    graph = graph_of(call, calls)
+    graph.replay()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 1)]
+    for mark in marks[:-1]:
+        mark.record()
+        graph.replay()
+    marks[-1].record()
+    torch.cuda.synchronize()
+    return 1e3 * statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(marks)) / calls
+
+
+def kinds(key: Key) -> list[str]:
+    return [kind for kind, table in TABLES.items() if key in table]
+
+
+def compare() -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    print(f"{'layer':<16}{'kind':<9}{'error':>10}{'cudnn err':>11}{'ours us':>9}{'cudnn us':>10}{'floor us':>10}")
+    for key, size in SHAPES.items():
+        layer = Layer(key)
+        name = f"{key[0]}-{key[1]}/{key[2]} @{size}"
+        for kind in kinds(key):
+            try:
+                exact = layer.exact(kind)
+                errors = error(layer.ours(kind), exact), error(layer.cudnn(kind), exact)
+                repeatable = torch.equal(layer.ours(kind), layer.ours(kind))
+                times = [microseconds(lambda i, way=way, kind=kind: way(kind, i)) for way in (layer.ours, layer.cudnn)]
+            except Exception:
+                print(f"{name:<16}{kind:<9} failed\n{traceback.format_exc(limit=-3)}", flush=True)
+                continue
+            row = {"layer": key, "size": size, "batch": BATCH, "kind": kind, "error": errors[0], "us": times[0]}
+            rows.append(row | {"cudnn_us": times[1], "floor_us": layer.floor(kind), "repeatable": repeatable})
+            figures = f"{errors[0]:>10.1e}{errors[1]:>11.1e}{times[0]:>9.2f}{times[1]:>10.2f}{layer.floor(kind):>10.2f}"
+            print(f"{name:<16}{kind:<9}{figures}{'' if repeatable else '  NOT REPEATABLE'}", flush=True)
+    return rows
+
+
+def candidates(kind: str, key: Key) -> Iterator[Configuration]:
+    """Configurations worth trying, as far as their tiles fit."""
+    channels, out, stride = key
+    if kind == "wgrad":
+        widths = [out] if out == 16 else [out, out // 2]
+        for columns, width, block, warps, stages in itertools.product(
+            (1, 3), widths, (32, 64, 128, 256), (4, 8), (1, 2, 3, 4)
+        ):
+            if 64 <= block * columns * channels // 16 <= 2048 and stages != 2:
+                for parts in (16, 32, 64, 128, 256):
+                    yield ops.Parts(columns, width, block, parts, warps, stages)
+        return
+    source, target = (channels, out) if kind == "forward" else (out, channels)
+    for group, block, warps, stages in itertools.product((1, 2, 4), (32, 64, 128, 256), (4, 8), (1, 2, 3, 4)):
+        reach = group // 2 + 1 if kind == "dgrad" and stride == 2 else stride * (group - 1) + 3
+        for columns in (1, triton.next_power_of_2(reach)):
+            small = group * target <= 128 and columns * source <= 256 and 64 <= block * group <= 512
+            staged = 2 * stages * columns * source * (block + 2 * group * target)  # bytes; weights are float32
+            rounds = 3 * triton.cdiv(reach, columns)
+            if group >= (stride if kind == "dgrad" else 1) and small and staged < 200_000 and stages <= rounds:
+                yield ops.Tiles(group, columns, block, warps, stages)
+
+
+def compile_one(kind: str, key: Key, how: Configuration) -> None:
+    """In a process of its own: leaves the compiled kernel in Triton's cache on the disk."""
+    TABLES[kind][key] = how
+    Layer(key, copies=1).ours(kind)
+
+
+def kernel_of(how: Configuration) -> Configuration:
+    """The same for configurations that share a compiled kernel: the number of parts is no matter to it."""
+    return how._replace(parts=64) if isinstance(how, ops.Parts) else how
+
+
+def search(seconds: float) -> None:
+    """Compile on all cores what fits in two thirds of the time, time it one by one, print the best as tables."""
+    started = time.perf_counter()
+    work = [(kind, key, how) for key in SHAPES for kind in kinds(key) for how in candidates(kind, key)]
+    random.Random(0).shuffle(work)
+    jobs = list(dict.fromkeys((kind, key, kernel_of(how)) for kind, key, how in work))
+    print(f"{len(work)} configurations, {len(jobs)} kernels to compile", flush=True)
+    compiled: set[tuple[object, ...]] = set()
+    workers = min(14, multiprocessing.cpu_count())
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        futures = {job: pool.submit(compile_one, *job) for job in jobs}
+        for job, future in futures.items():
+            try:
+                future.result(timeout=max(0.0, started + 0.6 * seconds - time.perf_counter()))
+                compiled.add(job)
+            except TimeoutError:
+                future.cancel()
+            except Exception as failure:
+                print(f"  {job}: {type(failure).__name__} {str(failure)[:100]}", flush=True)
+    print(f"{len(compiled)} compiled after {time.perf_counter() - started:.0f} s", flush=True)
+
+    best: dict[tuple[str, Key], list[tuple[float, Configuration]]] = {}
+    layers = {key: Layer(key) for key in SHAPES}
+    exact = {(kind, key): layers[key].exact(kind) for key in SHAPES for kind in kinds(key)}
+    for kind, key, how in work:
+        if (kind, key, kernel_of(how)) not in compiled:
+            continue
+        if time.perf_counter() - started > seconds:
+            break
+        kept = TABLES[kind][key]
+        TABLES[kind][key] = how
+        try:
+            if error(layers[key].ours(kind), exact[kind, key]) > 1e-2:
+                raise ValueError("wrong result")
+            took = microseconds(lambda i, kind=kind, key=key: layers[key].ours(kind, i), replays=5)
+            best.setdefault((kind, key), []).append((took, how))
+        except Exception as failure:
+            print(f"  {kind} {key} {how}: {type(failure).__name__} {str(failure)[:100]}", flush=True)
+        TABLES[kind][key] = kept
+    for kind, table in TABLES.items():
+        print(f"{kind.upper()} = {{")
+        for key in table:
+            ranked = sorted(best.get((kind, key), []))
+            if ranked:
+                table[key] = ranked[0][1]
+                others = "; ".join(f"{took:.2f} {tuple(how)}" for took, how in ranked[1:4])
+                values = ", ".join(map(str, ranked[0][1]))
+                print(f"    {key}: {type(ranked[0][1]).__name__}({values}),  # {ranked[0][0]:.2f} us of {len(ranked)}")
+                print(f"    #   {others}")
+        print("}", flush=True)
+    print(f"search took {time.perf_counter() - started:.0f} s", flush=True)
+
+
+def network(depth: int) -> dict[str, float]:
+    """Milliseconds of a compiled training step of a ResNet under bfloat16 autocast, in a CUDA graph."""
+    times, losses = {}, {}
+    images = torch.randn(BATCH, 3, 32, 32, device="cuda").contiguous(memory_format=torch.channels_last)
+    labels = torch.randint(64, (BATCH,), device="cuda")
+    for kind in (nn.Conv2d, Conv3x3):
+        try:
+            torch.manual_seed(0)
+            model = CifarResNet(depth).cuda().to(memory_format=torch.channels_last)
+            for module in model.modules():
+                if type(module) is nn.Conv2d:
+                    module.__class__ = kind
+            forward = torch.compile(model, fullgraph=True)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
+            values = []
+
+            def step(_: int, forward=forward, optimizer=optimizer, values=values) -> None:
+                optimizer.zero_grad(set_to_none=True)
+                with torch.autocast("cuda", dtype=torch.bfloat16):
+                    loss = F.cross_entropy(forward(images).float(), labels)
+                loss.backward()
+                optimizer.step()
+                values.append(loss.detach())
+
+            times[kind.__name__] = microseconds(step, calls=3) / 1e3
+            losses[kind.__name__] = [value.item() for value in values[:3]]
+        except Exception:
+            traceback.print_exc(limit=-4)
+    print(f"ResNet-{depth}, ms a step: {times}\n  first losses {losses}", flush=True)
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--search", action="store_true")
+    parser.add_argument("--seconds", type=float, default=100, help="for the search")
+    parser.add_argument("--network", type=int, metavar="DEPTH")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.backends.cudnn.benchmark = True
+    torch.manual_seed(0)
+    if options.search:
+        search(options.seconds)
+    result: dict[str, object] = {"environment": environment(), "layers": compare()}
+    if options.network:
+        result["network_ms"] = network(options.network)
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

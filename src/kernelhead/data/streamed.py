@@ -1,0 +1,253 @@
+"""Large images, decoded by threads on the host; cropped, resized, flipped and coloured on the device.
+
+The host knows from the random numbers which box of an image will be seen. A worker decodes the image and puts the
+pixels of the box into a batch of canvases; on the device, crop, resize and flip are then one linear map, two matrix
+products with a matrix of (size, side) for each image.
+
+The augmentation is the one of He et al. (CVPR 2016) for ImageNet, in lengths for images of 224 pixels: the short side
+is resized to 256 to 480 pixels, a square is cropped at random, flipped half of the time, and its colour shifted along
+the principal axes of ImageNet's colours (Krizhevsky et al., 2012).
+"""
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kernelhead.data.packed import started_ahead
+
+IMAGENET_MEAN = (123.675, 116.28, 103.53)
+IMAGENET_STD = (58.395, 57.12, 57.375)
+SHORTEST, LONGEST = 256 / 224, 480 / 224  # the short side that an image is resized to, over the size of the crop
+
+# The principal axes of ImageNet's colours, one a column, times the standard deviation of the shift along each, in
+# units of a byte: 0.1 of the spread of the colours.
+COLOUR_AXES = torch.tensor(
+    [[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]], dtype=torch.float64
+) * torch.tensor([0.2175, 0.0188, 0.0045], dtype=torch.float64).mul(0.1 * 255)
+
+
+class ImageSource(Protocol):
+    """Where images come from: `labels` (n,), and `short_side`, which no image's short side exceeds."""
+
+    labels: NDArray[np.int64]
+    short_side: int
+
+    def __len__(self) -> int: ...
+
+    def image(self, index: int) -> NDArray[np.uint8]:
+        """One image, uint8 (H, W, 3); called from several threads at a time."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Started:
+    """A batch on its way: canvases (B, side, side, 3) and maps (B, 3, 3), which the tasks fill in."""
+
+    index: Tensor
+    canvases: Tensor
+    maps: Tensor
+    tasks: list[Future[None]]
+
+
+class StreamedImages:
+    """Images of a source as normalised batches on a device.
+
+    Args:
+        source: `PackedImages`, `PictureFiles`, or another `ImageSource`.
+        size: of the square images of a batch.
+        mean, std: of each channel, in units of a byte.
+        workers: threads that decode; as many as there are processors unless given.
+        subset: indices (n,) of the images of `source` that are meant, all unless given.
+        margin: the short side of a plain image before it is cropped, over `size`; 256/224 unless given, and 1 keeps all
+            of a square image.
+
+    Attributes:
+        labels: int64 (n,), on the device.
+        draws: how many random numbers the augmentation of one image takes.
+    """
+
+    draws = 7  # short side, top, left, flip, three of colour
+
+    def __init__(
+        self,
+        source: ImageSource,
+        *,
+        size: int = 224,
+        mean: Tensor | Sequence[float] = IMAGENET_MEAN,
+        std: Tensor | Sequence[float] = IMAGENET_STD,
+        device: torch.device,
+        workers: int | None = None,
+        subset: Tensor | None = None,
+        margin: float | None = None,
+    ) -> None:
+        self.source, self.size, self.device = source, size, device
+        self.mean = torch.as_tensor(mean, dtype=torch.float32, device=device).view(1, 3, 1, 1)
+        self.std = torch.as_tensor(std, dtype=torch.float32, device=device).view(1, 3, 1, 1)
+        self.workers = workers or os.cpu_count() or 1
+        self._chosen = np.arange(len(source)) if subset is None else subset.cpu().numpy()
+        if len(self._chosen) and not (self._chosen.min() >= 0 and self._chosen.max() < len(source)):
+            raise ValueError(f"the subset has indices outside of the {len(source)} images")
+        self.labels = torch.from_numpy(source.labels[self._chosen].astype("int64")).to(device)
+        if margin is not None and margin < 1:
+            raise ValueError(f"the margin is {margin}; it has to be 1 or more")
+        self._plain_short = round((SHORTEST if margin is None else margin) * size)
+        self._side = _longest_box(source.short_side, size, min(self._plain_short, round(SHORTEST * size)))
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def augmented(self, index: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Images (B, 3, size, size) and labels (B,) at `index` (B,), changed at random as `noise` (B, draws) says.
+
+        The noise is uniform in [0, 1). The result is a function of index and noise alone.
+        """
+        (batch,) = self.batches([(index, noise)])
+        return batch
+
+    def plain(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Images (B, 3, size, size) and labels (B,) at `index` (B,), without change at random.
+
+        The short side is resized to 256/224 of the size, or as `margin` says, and the square in the centre cropped.
+        """
+        (batch,) = self.batches([(index, None)])
+        return batch
+
+    def batches(
+        self, wanted: Iterable[tuple[Tensor, Tensor | None]], ahead: int = 4
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """A batch for each pair of index and noise, plain where the noise is None.
+
+        The images of the next `ahead` batches are decoded meanwhile. Index and noise are read by the host: on a GPU
+        they would make it wait.
+        """
+        pool = ThreadPoolExecutor(self.workers, thread_name_prefix="kernelhead-decode")
+        try:
+            for batch in started_ahead(lambda pair: self._start(pool, *pair), wanted, ahead):
+                yield self._finish(batch)
+        finally:  # also when the consumer stops early or a worker fails
+            pool.shutdown(cancel_futures=True)
+
+    def _start(self, pool: ThreadPoolExecutor, index: Tensor, noise: Tensor | None) -> _Started:
+        places = index.tolist()
+        if places and not (min(places) >= 0 and max(places) < len(self)):
+            raise IndexError(f"indices go from {min(places)} to {max(places)}, images from 0 to {len(self) - 1}")
+        if noise is not None and noise.shape != (len(places), self.draws):
+            raise ValueError(f"noise has shape {tuple(noise.shape)}, not {(len(places), self.draws)}")
+        pinned = self.device.type == "cuda"
+        canvases = torch.empty((len(places), self._side, self._side, 3), dtype=torch.uint8, pin_memory=pinned)
+        maps = torch.zeros((len(places), 3, 3), pin_memory=pinned)
+        if noise is not None:
+            maps[:, 2] = colour_shift(noise[:, 4:].cpu())
+        rows = [None] * len(places) if noise is None else noise[:, :4].tolist()
+
+        def decode(image: int, canvas: NDArray[np.uint8], map_: NDArray[np.float32], row: list[float] | None) -> None:
+            pixels = self.source.image(image)
+            sides = pixels.shape[0], pixels.shape[1]
+            if row is None:
+                vertical, horizontal = _central_boxes(*sides, self.size, self._plain_short)
+            else:
+                vertical, horizontal = _random_boxes(*sides, self.size, row)
+            box = pixels[vertical.begin : vertical.end, horizontal.begin : horizontal.end]
+            canvas[: box.shape[0], : box.shape[1]] = box
+            map_[:2] = vertical.numbers, horizontal.numbers
+
+        arguments = zip(self._chosen[places].tolist(), canvases.numpy(), maps.numpy(), rows, strict=True)
+        return _Started(index, canvases, maps, [pool.submit(decode, *each) for each in arguments])
+
+    def _finish(self, batch: _Started) -> tuple[Tensor, Tensor]:
+        for task in batch.tasks:
+            task.result()
+        canvases = batch.canvases.to(self.device, non_blocking=True)
+        maps = batch.maps.to(self.device, non_blocking=True)
+        labels = self.labels[batch.index.to(self.device, non_blocking=True)]
+        with torch.autocast(self.device.type, enabled=False):  # half precision would lose the last bits of a byte
+            images = resample(canvases, maps[:, 0], maps[:, 1], self.size)
+        return (images + maps[:, 2, :, None, None] - self.mean) / self.std, labels
+
+
+@dataclass(frozen=True)
+class _Box:
+    """One side of the box of an image: its pixels, and where the centres of the result's pixels lie in it."""
+
+    begin: int
+    end: int
+    first: float
+    step: float
+
+    @property
+    def numbers(self) -> tuple[float, float, float]:
+        return self.first, self.step, self.end - self.begin
+
+
+def _box(length: int, resized: int, offset: int, size: int, flip: bool = False) -> _Box:
+    """Pixels offset .. offset + size of `length` pixels resized to `resized`, and the margin that the filter needs."""
+    step = length / resized
+    first, last = (offset + 0.5) * step, (offset + size - 0.5) * step
+    begin = max(0, math.floor(first - max(1.0, step)))
+    end = min(length, math.ceil(last + max(1.0, step)))
+    return _Box(begin, end, last - begin, -step) if flip else _Box(begin, end, first - begin, step)
+
+
+def _central_boxes(height: int, width: int, size: int, short: int) -> tuple[_Box, _Box]:
+    """The box in the centre of an image resized to a short side, vertically and horizontally."""
+    rows, columns = _resized(height, width, short)
+    return _box(height, rows, (rows - size) // 2, size), _box(width, columns, (columns - size) // 2, size)
+
+
+def _random_boxes(height: int, width: int, size: int, noise: Sequence[float]) -> tuple[_Box, _Box]:
+    """The box that four random numbers say: short side, top, left, flip."""
+
+    def pick(of: float, choices: int) -> int:
+        return min(int(of * choices), choices - 1)
+
+    shortest, longest = round(SHORTEST * size), round(LONGEST * size)
+    rows, columns = _resized(height, width, shortest + pick(noise[0], longest - shortest + 1))
+    top, left = pick(noise[1], rows - size + 1), pick(noise[2], columns - size + 1)
+    return _box(height, rows, top, size), _box(width, columns, left, size, flip=noise[3] < 0.5)
+
+
+def _resized(height: int, width: int, short: int) -> tuple[int, int]:
+    return round(height * short / min(height, width)), round(width * short / min(height, width))
+
+
+def _longest_box(short_side: int, size: int, short: int) -> int:
+    """No box is longer than this, at short sides resized to `short` or more. A multiple of 8, for the products."""
+    step = short_side / (short - 0.5)  # the long side is rounded, at worst by half a pixel
+    return 8 * math.ceil((size * step + 2 * max(1.0, step) + 2) / 8)
+
+
+def colour_shift(noise: Tensor) -> Tensor:
+    """The shift of red, green and blue (B, 3), in units of a byte, from noise (B, 3) uniform in [0, 1)."""
+    normal: Tensor = torch.special.ndtri(noise.double().clamp(2.0**-25, 1 - 2.0**-25))
+    return (normal @ COLOUR_AXES.T).float()
+
+
+def resample(canvases: Tensor, vertical: Tensor, horizontal: Tensor, size: int) -> Tensor:
+    """Resize canvases (B, S, S, 3) to (B, 3, size, size) by the triangle filter, as antialiased bilinear resizing does.
+
+    vertical, horizontal (B, 3): the place in the canvas of the centre of the first pixel of the result, the step to
+    the next one, negative in a mirrored image, and how many pixels of the canvas are the image's.
+    """
+    count, side = canvases.shape[:2]
+    rows, columns = (_weights(axis, size, side) for axis in (vertical, horizontal))
+    squeezed = (rows @ canvases.float().view(count, side, 3 * side)).view(count, size, side, 3)
+    lines = squeezed.permute(0, 3, 1, 2).reshape(count, 3 * size, side)
+    return (lines @ columns.mT).view(count, 3, size, size)
+
+
+def _weights(axis: Tensor, size: int, side: int) -> Tensor:
+    """The filter's weights (B, size, side), a row for each pixel of the result, rows of sum 1."""
+    first, step, length = axis[:, :, None, None].unbind(1)
+    centres = first + step * torch.arange(size, device=axis.device)[:, None]
+    pixels = torch.arange(side, device=axis.device)
+    weights = (1 - (pixels + 0.5 - centres).abs() / step.abs().clamp(min=1)).clamp(min=0)
+    weights = weights * (pixels < length)
+    return weights / weights.sum(-1, keepdim=True)

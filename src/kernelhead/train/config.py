@@ -1,0 +1,154 @@
+"""What `kernelhead train` can be told: a file of settings, flags over it, and defaults for the rest."""
+
+import difflib
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kernelhead.backbones import expected_input, is_small
+from kernelhead.data.cifar import CLASSES
+from kernelhead.data.large import SHORT_SIDE
+from kernelhead.results import write_bytes
+from kernelhead.train.run import Run
+from kernelhead.train.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training. Fields that are None where it is made are filled in by `completed`."""
+
+    data: str
+    backbone: str = ""
+    head: str = "kernel"
+    head_options: dict[str, Any] = field(default_factory=dict)
+    rectified: bool = False
+    kervolution: str | None = None
+    pretrained: bool | None = None
+    weights: str | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    weight_decay: float | None = None
+    momentum: float = 0.9
+    warmup_epochs: int = 5
+    seed: int = 0
+    size: int | None = None
+    short_side: int = SHORT_SIDE
+    holdout: float = 0.2
+    compile: bool = False
+    device: str = "auto"
+    workers: int | None = None
+    evaluate_every: int = 1
+    checkpoint_seconds: float = 60.0
+    tensorboard: bool = False
+
+    @property
+    def small(self) -> bool:
+        """Whether the data are 32x32 images that live on the device."""
+        return self.data in CLASSES
+
+    @property
+    def name(self) -> str:
+        """A name for the folder of this training."""
+        words = [Path(self.data).resolve().stem, self.backbone.replace("/", "-"), self.head, f"seed{self.seed}"]
+        return "-".join(words)
+
+    def completed(self) -> "TrainConfig":
+        """The same with defaults where nothing was said; they depend on data and backbone."""
+        backbone = self.backbone or ("cifar_resnet20" if self.small else "resnet50")
+        pretrained = self.pretrained
+        if pretrained is None:
+            pretrained = not is_small(backbone) and not self.small and self.weights is None
+        started = pretrained or self.weights is not None
+        usual = {
+            "epochs": 200 if self.small else 30,
+            "batch_size": 128 if self.small else 64,
+            "learning_rate": 0.01 if started else 0.1,
+            "weight_decay": 5e-4 if self.small else 1e-4,
+        }
+        size = self.size
+        if size is None:
+            size = 32 if self.small or is_small(backbone) else expected_input(backbone).size
+        missing = {name: value for name, value in usual.items() if getattr(self, name) is None}
+        complete = replace(self, backbone=backbone, pretrained=pretrained, size=size, **missing)  # type: ignore[arg-type]
+        complete._check()
+        return complete
+
+    def run(self) -> Run:
+        options = {"rectified": self.rectified, "kervolution": self.kervolution}
+        start = {"pretrained": self.pretrained, "weights": self.weights}
+        given = {name: value for name, value in {**options, **start}.items() if value}
+        assert self.learning_rate is not None
+        assert self.weight_decay is not None
+        return Run(self.backbone, self.head, self.learning_rate, self.weight_decay, self.seed, self.head_options, given)
+
+    def schedule(self) -> Schedule:
+        assert self.epochs is not None
+        assert self.batch_size is not None
+        return Schedule(self.epochs, self.batch_size, self.momentum, self.warmup_epochs)
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(asdict(self), sort_keys=False, allow_unicode=True)
+
+    def _check(self) -> None:
+        positive = ("epochs", "batch_size", "learning_rate", "size", "short_side")
+        for name in positive:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        for name in ("weight_decay", "warmup_epochs", "evaluate_every", "checkpoint_seconds", "momentum", "seed"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.small and self.size != 32:
+            raise ValueError(f"the images of {self.data} are 32x32; size {self.size} is for large images")
+
+
+def make_config(file: Path | None, given: dict[str, Any]) -> TrainConfig:
+    """Defaults, then what the file says, then what was `given`, where None means nothing."""
+    settings = {**(_read(file) if file is not None else {}), **{k: v for k, v in given.items() if v is not None}}
+    if not settings.get("data"):
+        raise ValueError(f"no data: say --data with one of {', '.join(CLASSES)}, pets, cars, a folder or a packed file")
+    return TrainConfig(**settings).completed()
+
+
+def save_config(path: Path, config: TrainConfig) -> None:
+    write_bytes(path, config.to_yaml().encode())
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        settings = yaml.safe_load(file.read_text())
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"there is no file {file}") from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{file} is not readable YAML ({' '.join(str(error).split())})") from error
+    if not isinstance(settings, dict):
+        raise ValueError(f"{file} must hold one setting a line, such as 'epochs: 10'")
+    kinds = {known.name: known.type for known in fields(TrainConfig)}
+    for name, value in settings.items():
+        if name not in kinds:
+            near = difflib.get_close_matches(str(name), kinds, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it knows {', '.join(kinds)}"
+            raise ValueError(f"{file} has an unknown setting {name!r}; {hint}")
+        settings[name] = _as(kinds[name], value, f"{file}: {name}")
+    return settings
+
+
+def _as(kind: Any, value: Any, what: str) -> Any:
+    """`value`, if it is of the kind that a field of `TrainConfig` has; 1 counts as 1.0, and '5e-4' too."""
+    allowed = getattr(kind, "__args__", (kind,))
+    if value is None and type(None) in allowed:
+        return None
+    if dict in [getattr(each, "__origin__", each) for each in (*allowed, kind)]:
+        if isinstance(value, dict):
+            return value
+    elif float in allowed and not isinstance(value, bool):
+        try:
+            return float(value)  # YAML 1.1 reads 5e-4 as a text
+        except (TypeError, ValueError):
+            pass
+    elif any(type(value) is each for each in allowed):
+        return value
+    wanted = " or ".join("nothing" if each is type(None) else getattr(each, "__name__", str(each)) for each in allowed)
+    raise ValueError(f"{what} is {value!r}, and has to be {wanted}")

@@ -1,0 +1,231 @@
+"""A training from its configuration to the result file, and what a trained classifier says of images and pictures."""
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kernelhead.backbones import count_parameters, expected_input, is_small
+from kernelhead.data.images import Images
+from kernelhead.data.open import Opened, open_data, open_for_testing
+from kernelhead.data.packed import PictureFiles
+from kernelhead.data.streamed import StreamedImages
+from kernelhead.metrics import accuracy, summary
+from kernelhead.results import save_result
+from kernelhead.train.config import TrainConfig, save_config
+from kernelhead.train.distributed import World
+from kernelhead.train.log import MetricsLog
+from kernelhead.train.loop import Moment, predict, train
+from kernelhead.train.saved import MODEL_FILE, SavedClassifier, save_classifier
+
+CHECKPOINT_FILE = "checkpoint.safetensors"
+CONFIG_FILE = "config.yaml"
+NAMED = 5  # of the pictures left out, so many are named
+
+Steps = Callable[[str, int, int], None]  # what, done, total
+
+
+class DivergedError(RuntimeError):
+    """A training whose loss is not finite any more."""
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What is known while an epoch goes on; `test_accuracy` where the test images were looked at after it."""
+
+    moment: Moment
+    epochs: int
+    test_accuracy: float | None = None
+
+
+def choose_device(name: str, local_rank: int = 0) -> torch.device:
+    """`auto` is the GPU of this process where there is one, the CPU otherwise."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"unknown device {name!r}; choose auto, cpu or cuda") from error
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError("there is no CUDA device here; --device cpu trains without one")
+        device = torch.device("cuda", device.index if device.index is not None else local_rank)
+        torch.cuda.set_device(device)
+    return device
+
+
+def open_for(
+    config: TrainConfig, device: torch.device, *, world: World | None = None, progress: Steps | None = None
+) -> Opened:
+    """The data that a configuration names. Pictures that are missing or cannot be read are warned of."""
+    world = world or World()
+    expected = expected_input(config.backbone)
+    assert config.size is not None
+    with world.in_turn():  # so that a folder is packed once
+        opened = open_data(
+            config.data,
+            replace(expected, size=config.size),
+            device,
+            short_side=config.short_side,
+            holdout=config.holdout,
+            seed=config.seed,
+            workers=config.workers,
+            progress=progress,
+        )
+    if opened.left_out and world.rank == 0:
+        names = _some(opened.left_out)
+        warnings.warn(f"{len(opened.left_out)} pictures are missing or cannot be read: {names}", stacklevel=3)
+    return opened
+
+
+def train_classifier(
+    config: TrainConfig,
+    out: Path,
+    opened: Opened,
+    *,
+    world: World | None = None,
+    watch: Callable[[Epoch], None] | None = None,
+) -> dict[str, Any]:
+    """Train what `config` says on the data it names, or go on with it, in the folder `out`.
+
+    There are then config.yaml, metrics.jsonl, a checkpoint, result.json and the classifier, model.safetensors. Gives
+    the figures of the result file. `watch` is called as `train` calls its `progress`.
+    """
+    world = world or World()
+    run, schedule = config.run(), config.schedule()
+    log = MetricsLog(out / "metrics.jsonl", out / "tensorboard" if config.tensorboard else None)
+    if world.rank == 0:
+        save_config(out / CONFIG_FILE, config)
+    began = time.monotonic()
+    first = True
+
+    def progress(moment: Moment) -> None:
+        nonlocal began, first
+        if world.rank:
+            return
+        if first:
+            log.start_from(moment.epoch)
+            first = False
+        test_accuracy = None
+        if moment.epoch_done:
+            seconds = time.monotonic() - began
+            last = moment.epoch == schedule.epochs
+            if config.evaluate_every and moment.epoch % config.evaluate_every == 0 and not last:
+                test_accuracy = accuracy(predict(moment.results[0].model, opened.test), opened.test.labels.cpu())
+            log.write(_record(moment, seconds, test_accuracy))
+            began = time.monotonic()
+        if watch is not None:
+            watch(Epoch(moment, schedule.epochs, test_accuracy))
+
+    (trained,) = train(
+        [run],
+        opened.train,
+        len(opened.classes),
+        schedule,
+        compiled=config.compile,
+        checkpoint=out / CHECKPOINT_FILE,
+        checkpoint_seconds=config.checkpoint_seconds,
+        world=world,
+        progress=progress,
+    )
+    result: dict[str, Any] = {
+        "experiment": "train",
+        "protocol": "train",
+        "method": config.head,
+        "seed": config.seed,
+        "config": asdict(config),
+        "images": {"train": len(opened.train), "test": len(opened.test), "left_out": len(opened.left_out)},
+        "parameters": {part: count_parameters(getattr(trained.model, part)) for part in ("backbone", "head")},
+        "seconds": log.seconds(),
+        "diverged_at": trained.diverged_at,
+        "accuracy": None,
+    }
+    if world.rank:
+        return result
+    if trained.diverged_at is not None:
+        save_result(out / "result.json", result)
+        raise DivergedError(
+            f"the loss was not finite any more at step {trained.diverged_at}; a smaller learning rate than "
+            f"{config.learning_rate:g} may help (recorded in {out / 'result.json'})"
+        )
+    logits = predict(trained.model, opened.test)
+    result |= summary(logits, opened.test.labels.cpu()) | _alpha(trained.model.head)
+    saved = SavedClassifier(trained.model, run, opened.classes, opened.input, asdict(config))
+    save_classifier(out / MODEL_FILE, saved)
+    save_result(out / "result.json", result)
+    return result
+
+
+def evaluate_classifier(
+    saved: SavedClassifier, data: str | None, device: torch.device, progress: Steps | None = None
+) -> dict[str, Any]:
+    """Accuracy, top-5 accuracy, NLL and ECE on the test images of a data set, of its own unless another is named.
+
+    A folder without a part for testing counts as a whole. Its classes are recognised by their names.
+    """
+    config = TrainConfig(**saved.settings)
+    images: Images
+    if data is None:
+        opened = open_for(config, device, progress=progress)
+        images, classes = opened.test, opened.classes
+    else:
+        images, classes = open_for_testing(data, saved.input, device, short_side=config.short_side, progress=progress)
+    unknown = [name for name in classes if name not in saved.classes]
+    if unknown:
+        raise ValueError(f"the classifier knows no class {unknown[0]!r}; its classes are {_some(saved.classes)}")
+    place = torch.tensor([saved.classes.index(name) for name in classes])
+    logits = predict(saved.model.to(device), images, progress=_named("evaluating", progress))
+    return {"images": len(images), **summary(logits, place[images.labels.cpu()])}
+
+
+def predict_pictures(
+    saved: SavedClassifier, paths: Sequence[Path], device: torch.device, progress: Steps | None = None
+) -> tuple[Tensor, dict[int, str]]:
+    """Probabilities (n, C) of the classes for picture files, and for those that cannot be read a sentence each."""
+    size = saved.input.size
+    small = is_small(saved.run.backbone)
+    files = PictureFiles(paths, short_side=size if small else saved.settings["short_side"])
+    images = StreamedImages(
+        files,
+        size=size,
+        mean=[255 * value for value in saved.input.mean],
+        std=[255 * value for value in saved.input.std],
+        device=device,
+        margin=1.0 if saved.settings["data"].startswith("cifar") else None,
+    )
+    logits = predict(saved.model.to(device), images, progress=_named("predicting", progress))
+    return torch.softmax(logits.double(), 1), files.broken
+
+
+def _record(moment: Moment, seconds: float, test_accuracy: float | None) -> dict[str, Any]:
+    def finite(value: float) -> float | None:
+        return value if math.isfinite(value) else None
+
+    return {
+        "epoch": moment.epoch,
+        "step": moment.step,
+        "loss": finite(moment.losses[0]),
+        "accuracy": finite(100 * moment.accuracies[0]),
+        "learning_rate": moment.learning_rates[0],
+        "test_accuracy": test_accuracy,
+        "seconds": seconds,
+    }
+
+
+def _alpha(head: nn.Module) -> dict[str, Any]:
+    alpha = getattr(head, "alpha", None)
+    return {} if alpha is None else {"alpha": alpha.detach().float().tolist()}
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED]) + (", .." if len(names) > NAMED else "")
+
+
+def _named(what: str, progress: Steps | None) -> Callable[[int, int], None] | None:
+    return None if progress is None else lambda done, total: progress(what, done, total)

@@ -1,0 +1,58 @@
+"""A trained classifier as one file: weights, classes, and how pictures become its input."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from kernelhead.backbones import Classifier, Input
+from kernelhead.train.checkpoint import BrokenCheckpointError, load_checkpoint, save_checkpoint
+from kernelhead.train.run import Run
+
+MODEL_FILE = "model.safetensors"
+FORMAT = "kernelhead classifier 1"
+
+
+@dataclass(frozen=True)
+class SavedClassifier:
+    """A trained network, the names of its classes, the input it expects, and the settings it was trained with."""
+
+    model: Classifier
+    run: Run
+    classes: list[str]
+    input: Input
+    settings: dict[str, Any]
+
+
+def save_classifier(path: Path, saved: SavedClassifier) -> None:
+    """Write a classifier, whole or not at all."""
+    state = {
+        "format": FORMAT,
+        "run": asdict(saved.run),
+        "stride_first": saved.model.backbone.stride_first,
+        "classes": saved.classes,
+        "input": asdict(saved.input),
+        "settings": saved.settings,
+    }
+    save_checkpoint(path, saved.model.state_dict(), state)
+
+
+def load_classifier(path: Path) -> SavedClassifier:
+    """Read a classifier from its file, or from the folder of its training. It is in evaluation mode, on the CPU."""
+    file = path / MODEL_FILE if path.is_dir() else path
+    if not file.exists():
+        unfinished = path.is_dir() and (path / "config.yaml").exists()
+        hint = "its training is not finished: 'kernelhead train --resume' goes on" if unfinished else "is it the place?"
+        raise FileNotFoundError(f"there is no trained classifier {file}; {hint}")
+    tensors, state = load_checkpoint(file)
+    if state.get("format") != FORMAT:
+        raise BrokenCheckpointError(f"{file} is not a trained classifier of kernelhead")
+    run = Run(**state["run"])
+    # The weights come from this file, so those that training started from are not looked for.
+    options = {name: value for name, value in run.backbone_options.items() if name not in ("pretrained", "weights")}
+    if state["stride_first"]:
+        options["stride_first"] = True
+    bare = Run(**{**state["run"], "backbone_options": options})
+    model = bare.create(len(state["classes"]))
+    model.load_state_dict(tensors)
+    expected = Input(state["input"]["size"], tuple(state["input"]["mean"]), tuple(state["input"]["std"]))
+    return SavedClassifier(model.eval(), run, state["classes"], expected, state["settings"])

@@ -1,0 +1,420 @@
+"""Streamed images against torch's and Pillow's own resizing, and the threads behind them."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from scipy.stats import norm
+
+from kernelhead.data.packed import PictureFiles, find_images, open_picture, pack
+from kernelhead.data.streamed import IMAGENET_MEAN, IMAGENET_STD, StreamedImages, colour_shift
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+CPU = torch.device("cpu")
+MIDDLE = 0.5  # no shift of colour
+LAST = 1 - 2**-24  # the largest float32 below 1
+
+
+class Arrays:
+    """Images in memory."""
+
+    def __init__(self, images):
+        self.images = images
+        self.labels = np.arange(len(images)) % 3
+        self.short_side = max(min(image.shape[:2]) for image in images)
+
+    def __len__(self):
+        return len(self.images)
+
+    def image(self, index):
+        return self.images[index]
+
+
+def noise_image(height, width, seed=0):
+    return np.random.default_rng(seed).integers(256, size=(height, width, 3), dtype=np.uint8)
+
+
+def in_bytes(batch):
+    """Undo the normalisation."""
+    return batch.cpu().double() * torch.tensor(IMAGENET_STD).view(3, 1, 1) + torch.tensor(IMAGENET_MEAN).view(3, 1, 1)
+
+
+def resized(image, short):
+    """The whole image by torch's antialiased bilinear filter, its short side `short`."""
+    height, width = image.shape[:2]
+    sides = [round(side * short / min(height, width)) for side in (height, width)]
+    pixels = torch.from_numpy(image.astype(np.float64)).permute(2, 0, 1)[None]
+    return F.interpolate(pixels, sides, mode="bilinear", antialias=True, align_corners=False)[0]
+
+
+def by_hand(image, row, size):
+    """One augmented image: resize all of it, crop, flip."""
+    lengths = np.arange(round(256 / 224 * size), round(480 / 224 * size) + 1)
+    whole = resized(image, int(lengths[int(np.floor(row[0] * len(lengths)))]))
+    top = int(np.floor(row[1] * (whole.shape[1] - size + 1)))
+    left = int(np.floor(row[2] * (whole.shape[2] - size + 1)))
+    crop = whole[:, top : top + size, left : left + size]
+    return crop.flip(-1) if row[3] < 0.5 else crop
+
+
+SHAPES = [(480, 640), (640, 480), (100, 130), (224, 224), (333, 500), (1, 1), (1, 300), (700, 2), (1000, 1000)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("size", [32, 33])
+def test_augmented_images_are_those_of_resizing_cropping_and_flipping(device, size):
+    images = [noise_image(*shape, seed) for seed, shape in enumerate(SHAPES)]
+    data = StreamedImages(Arrays(images), size=size, device=torch.device(device))
+    index = torch.arange(len(images)).repeat(6)
+    noise = torch.rand(len(index), data.draws, generator=torch.Generator().manual_seed(1))
+    noise[: len(images), :4] = 0  # the corners of everything
+    noise[len(images) : 2 * len(images), :4] = LAST
+    noise[:, 4:] = MIDDLE
+    batch, labels = data.augmented(index, noise)
+    assert batch.shape == (len(index), 3, size, size)
+    assert batch.dtype == torch.float32
+    assert batch.device.type == labels.device.type == device
+    assert labels.tolist() == (index % 3).tolist()
+    for result, which, row in zip(in_bytes(batch), index.tolist(), noise.double().tolist(), strict=True):
+        torch.testing.assert_close(result, by_hand(images[which], row, size), atol=0.01, rtol=0)
+
+
+def test_full_size_images_agree_with_pillow():
+    images = [noise_image(480, 640), noise_image(300, 200, 1)]
+    data = StreamedImages(Arrays(images), device=CPU)
+    batch, _ = data.plain(torch.arange(2))
+    for image, result in zip(images, in_bytes(batch), strict=True):
+        height, width = image.shape[:2]
+        sides = [round(side * 256 / min(height, width)) for side in (width, height)]
+        whole = Image.fromarray(image).resize(sides, Image.Resampling.BILINEAR)
+        left, top = ((side - 224) // 2 for side in sides)
+        expected = np.asarray(whole.crop((left, top, left + 224, top + 224)), dtype=float).transpose(2, 0, 1)
+        assert np.abs(result.numpy() - expected).max() < 1.1  # Pillow rounds to bytes twice
+        assert abs((result.numpy() - expected).mean()) < 0.05
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_plain_images_are_the_centre(shape):
+    image = noise_image(*shape)
+    batch, _ = StreamedImages(Arrays([image]), size=56, device=CPU).plain(torch.tensor([0]))
+    whole = resized(image, 64)
+    top, left = ((side - 56) // 2 for side in whole.shape[1:])
+    expected = whole[:, top : top + 56, left : left + 56]
+    torch.testing.assert_close(in_bytes(batch)[0], expected, atol=0.01, rtol=0)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_without_a_margin_a_square_image_is_kept_whole(shape):
+    image = noise_image(*shape)
+    data = StreamedImages(Arrays([image]), size=32, device=CPU, margin=1)
+    batch, _ = data.plain(torch.tensor([0]))
+    whole = resized(image, 32)
+    top, left = ((side - 32) // 2 for side in whole.shape[1:])
+    torch.testing.assert_close(in_bytes(batch)[0], whole[:, top : top + 32, left : left + 32], atol=0.01, rtol=0)
+    noise = torch.full((1, data.draws), MIDDLE)  # which the margin does not touch
+    expected, _ = StreamedImages(Arrays([image]), size=32, device=CPU).augmented(torch.tensor([0]), noise)
+    torch.testing.assert_close(data.augmented(torch.tensor([0]), noise)[0], expected, atol=1e-4, rtol=0)
+
+
+def test_a_large_image_among_small_ones_fits_its_canvas():
+    """The box is longest where the short side is resized least; the least canvas has to hold it for every shape."""
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        shape = rng.integers(1, 400, size=2)
+        data = StreamedImages(Arrays([np.full((*shape, 3), 7, np.uint8)]), size=int(rng.integers(8, 40)), device=CPU)
+        noise = torch.cat([torch.zeros(4, 1), torch.rand(4, 6)], 1)
+        noise[:, 4:] = MIDDLE
+        batch, _ = data.augmented(torch.zeros(4, dtype=torch.long), noise)
+        torch.testing.assert_close(in_bytes(batch), torch.full_like(in_bytes(batch), 7), atol=1e-4, rtol=0)
+
+
+def test_half_of_the_images_are_mirrored():
+    data = StreamedImages(Arrays([noise_image(40, 50)]), size=32, device=CPU)
+    noise = torch.full((2, data.draws), MIDDLE)
+    noise[:, 3] = torch.tensor([0.49, 0.51])
+    (mirrored, straight), _ = data.augmented(torch.zeros(2, dtype=torch.long), noise)
+    torch.testing.assert_close(mirrored, straight.flip(-1), atol=1e-4, rtol=0)
+    assert not torch.allclose(mirrored, straight, atol=0.1)
+
+
+# --- colour -----------------------------------------------------------------------------------------------------------
+
+AXES = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]])
+SPREAD = 255 * np.array([0.2175, 0.0188, 0.0045])
+
+
+def test_the_axes_are_a_basis_and_the_first_is_grey():
+    np.testing.assert_allclose(AXES.T @ AXES, np.eye(3), atol=2e-3)
+    bright = colour_shift(torch.tensor([[0.1, 0.5, 0.5]]))[0]
+    assert bright.min() > 0.9 * bright.max() > 0
+
+
+def test_colour_shifts_have_a_tenth_of_the_spread_of_the_colours(rng):
+    noise = torch.from_numpy(rng.random((200_000, 3)))
+    shift = colour_shift(noise).double().numpy()
+    np.testing.assert_allclose(shift.mean(0), 0, atol=0.05)
+    covariance = AXES @ np.diag((0.1 * SPREAD) ** 2) @ AXES.T
+    np.testing.assert_allclose(np.cov(shift.T), covariance, rtol=0.02)
+
+
+def test_a_colour_shift_is_added_to_every_pixel():
+    data = StreamedImages(Arrays([noise_image(60, 60)]), size=32, device=CPU)
+    noise = torch.full((2, data.draws), MIDDLE)
+    noise[1, 4:] = torch.tensor([0.9, 0.2, 0.7])
+    before, after = in_bytes(data.augmented(torch.zeros(2, dtype=torch.long), noise)[0])
+    expected = AXES @ (0.1 * SPREAD * norm.ppf([0.9, 0.2, 0.7]))
+    np.testing.assert_allclose((after - before).amin((1, 2)), expected, atol=1e-3)
+    np.testing.assert_allclose((after - before).amax((1, 2)), expected, atol=1e-3)
+
+
+def test_the_ends_of_the_noise_are_finite():
+    shift = colour_shift(torch.tensor([[0.0, 0.0, 0.0], [LAST, LAST, LAST]]))
+    assert shift.isfinite().all()
+    assert shift.abs().max() < 0.6 * SPREAD[0]
+
+
+# --- a pure function --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pictures")
+    for label, name in enumerate(("cat", "dog", "fox")):
+        (folder / name).mkdir()
+        for seed in range(4):
+            coarse = noise_image(5 + seed, 7, 10 * label + seed)
+            Image.fromarray(coarse).resize((80 - 10 * seed, 60)).save(folder / name / f"{seed}.jpg")
+    return pack(*find_images(folder), folder / "packed.safetensors")
+
+
+def test_an_image_depends_on_its_index_and_noise_alone(packed):
+    data = StreamedImages(packed, size=32, device=CPU, workers=3)
+    index = torch.tensor([5, 0, 5, 11])
+    noise = torch.rand(4, data.draws)
+    noise[2] = noise[0]
+    together, labels = data.augmented(index, noise)
+    assert labels.tolist() == [1, 0, 1, 2]
+    torch.testing.assert_close(together[0], together[2], rtol=0, atol=0)
+    other = StreamedImages(packed, size=32, device=CPU, workers=1)
+    for position in range(4):
+        alone, _ = other.augmented(index[position : position + 1], noise[position : position + 1])
+        torch.testing.assert_close(alone[0], together[position], atol=1e-5, rtol=0)
+
+
+def test_a_subset_is_a_data_set_of_its_own(packed):
+    whole = StreamedImages(packed, size=32, device=CPU)
+    part = StreamedImages(packed, size=32, device=CPU, subset=torch.tensor([8, 1, 4]))
+    assert len(part) == 3
+    assert part.labels.tolist() == [2, 0, 1]
+    images, labels = part.plain(torch.tensor([0, 2]))
+    expected, _ = whole.plain(torch.tensor([8, 4]))
+    assert torch.equal(images, expected)
+    assert labels.tolist() == [2, 1]
+
+
+def test_autocast_does_not_touch_the_pixels(packed):
+    data = StreamedImages(packed, size=32, device=CPU)
+    expected, _ = data.plain(torch.arange(4))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        images, _ = data.plain(torch.arange(4))
+    assert torch.equal(images, expected)
+
+
+def test_own_statistics(packed):
+    imagenet, _ = StreamedImages(packed, size=32, device=CPU).plain(torch.arange(4))
+    options = {"mean": torch.tensor([1.0, 2.0, 3.0]), "std": (1.0, 2.0, 4.0)}
+    own, _ = StreamedImages(packed, size=32, device=CPU, **options).plain(torch.arange(4))
+    values = own.double() * torch.tensor([1, 2, 4]).view(3, 1, 1) + torch.tensor([1, 2, 3]).view(3, 1, 1)
+    torch.testing.assert_close(values, in_bytes(imagenet), atol=1e-3, rtol=0)
+
+
+def test_wrong_arguments_are_refused(packed):
+    data = StreamedImages(packed, size=32, device=CPU)
+    with pytest.raises(ValueError, match=r"noise has shape \(2, 3\), not \(2, 7\)"):
+        data.augmented(torch.arange(2), torch.rand(2, 3))
+    with pytest.raises(IndexError, match="indices go from 0 to 12, images from 0 to 11"):
+        data.plain(torch.tensor([0, 12]))
+    with pytest.raises(IndexError, match="indices go from -1"):
+        data.plain(torch.tensor([-1]))
+    with pytest.raises(ValueError, match=r"the margin is 0.9"):
+        StreamedImages(packed, device=CPU, margin=0.9)
+    with pytest.raises(ValueError, match="outside of the 12 images"):
+        StreamedImages(packed, device=CPU, subset=torch.tensor([12]))
+
+
+# --- batches and their threads ----------------------------------------------------------------------------------------
+
+
+def decoders():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("kernelhead-decode")]
+
+
+def test_batches_come_in_order(packed):
+    data = StreamedImages(packed, size=32, device=CPU, workers=3)
+    wanted = [(torch.randint(12, (n,)), torch.rand(n, data.draws) if n % 2 else None) for n in (3, 1, 4, 2, 5, 3, 1)]
+    results = list(data.batches(wanted, ahead=2))
+    assert len(results) == len(wanted)
+    for (index, noise), (images, labels) in zip(wanted, results, strict=True):
+        expected = data.plain(index) if noise is None else data.augmented(index, noise)
+        assert torch.equal(images, expected[0])
+        assert torch.equal(labels, expected[1])
+    assert list(data.batches([])) == []
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 4])
+def test_just_so_many_batches_are_started_ahead(packed, ahead):
+    data = StreamedImages(packed, size=32, device=CPU, workers=2)
+    taken = []
+
+    def wanted():
+        for number in range(10):
+            taken.append(number)
+            yield torch.tensor([number]), None
+
+    stream = data.batches(wanted(), ahead=ahead)
+    assert taken == []
+    next(stream)
+    assert len(taken) == ahead + 1
+    next(stream)
+    assert len(taken) == ahead + 2
+    stream.close()
+    assert decoders() == []
+
+
+class Slow(Arrays):
+    """A source that waits at a gate, from image `first` on, or fails, and counts what it was asked for."""
+
+    def __init__(self, images, gate=None, first=0, fails=()):
+        super().__init__(images)
+        self.gate, self.first, self.fails, self.asked = gate, first, fails, []
+
+    def image(self, index):
+        self.asked.append(index)
+        if self.gate is not None and index >= self.first:
+            self.gate.wait(timeout=10)
+        if index in self.fails:
+            raise ValueError(f"image {index} is broken")
+        return super().image(index)
+
+
+def test_one_batch_keeps_all_workers_busy():
+    """Each decoding waits for three others: one thread, or one batch a thread, would wait for ever."""
+    source = Slow([noise_image(10, 10)] * 8, gate=threading.Barrier(4))
+    StreamedImages(source, size=8, device=CPU, workers=4).plain(torch.arange(8))
+    assert sorted(source.asked) == list(range(8))
+
+
+def test_an_error_in_a_worker_reaches_the_consumer_and_ends_the_threads():
+    source = Slow([noise_image(10, 10)] * 40, fails={5})
+    data = StreamedImages(source, size=8, device=CPU, workers=2)
+    stream = data.batches(([torch.arange(4 * k, 4 * k + 4), None] for k in range(10)), ahead=2)
+    next(stream)
+    with pytest.raises(ValueError, match="image 5 is broken"):
+        next(stream)
+    assert decoders() == []
+
+
+def test_an_error_of_the_caller_ends_the_threads(packed):
+    data = StreamedImages(packed, size=8, device=CPU, workers=2)
+
+    def wanted():
+        yield torch.arange(4), None
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        list(data.batches(wanted()))
+    assert decoders() == []
+
+
+def test_stopping_early_drops_what_has_not_begun():
+    gate = threading.Event()
+    source = Slow([noise_image(10, 10)] * 100, gate=gate, first=10)
+    data = StreamedImages(source, size=8, device=CPU, workers=2)
+    stream = data.batches(((torch.arange(10 * k, 10 * k + 10), None) for k in range(10)), ahead=8)
+    next(stream)
+    opened = threading.Timer(0.1, gate.set)  # the decoding that is under way may end then
+    opened.start()
+    stream.close()
+    opened.join()
+    assert decoders() == []
+    assert len(source.asked) <= 10 + 2
+
+
+# --- loose pictures ---------------------------------------------------------------------------------------------------
+
+
+def test_loose_pictures_are_those_of_a_packed_file(packed, tmp_path):
+    paths = sorted(Path(packed.path).parent.glob("*/*.jpg"))
+    loose = StreamedImages(PictureFiles(paths, short_side=256), size=32, device=CPU)
+    images, labels = loose.plain(torch.arange(12))
+    expected, _ = StreamedImages(packed, size=32, device=CPU).plain(torch.arange(12))
+    torch.testing.assert_close(images, expected, atol=1e-4, rtol=0)
+    assert labels.tolist() == [0] * 12
+
+
+def test_unreadable_pictures_are_named_and_the_others_are_not_lost(tmp_path):
+    Image.fromarray(noise_image(30, 40)).save(tmp_path / "good.png")
+    (tmp_path / "text.jpg").write_text("no picture")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "good.png").read_bytes()[:900])
+    names = ["text.jpg", "good.png", "gone.jpg", "cut.png", "good.png"]
+    files = PictureFiles([tmp_path / name for name in names], short_side=64)
+    images, _ = StreamedImages(files, size=16, device=CPU).plain(torch.arange(5))
+    assert sorted(files.broken) == [0, 2, 3]
+    assert str(tmp_path / "gone.jpg") in files.broken[2]
+    assert torch.equal(images[1], images[4])
+    assert images.isfinite().all()
+    assert not torch.equal(images[1], images[0])
+
+
+def test_large_pictures_are_opened_smaller(tmp_path):
+    smooth = Image.fromarray(noise_image(6, 8)).resize((1600, 1200), Image.Resampling.BICUBIC)
+    smooth.save(tmp_path / "x.jpg", quality=95)
+    pixels = open_picture(tmp_path / "x.jpg", 100)
+    assert pixels.shape == (100, 133, 3)
+    assert np.abs(pixels - np.asarray(smooth.resize((133, 100), Image.Resampling.BOX), dtype=float)).mean() < 2
+    assert open_picture(tmp_path / "x.jpg", None).shape == (1200, 1600, 3)
+
+
+ORIENTATIONS = {
+    1: lambda x: x,
+    2: np.fliplr,
+    3: lambda x: np.rot90(x, 2),
+    4: np.flipud,
+    5: lambda x: x.swapaxes(0, 1),
+    6: lambda x: np.rot90(x, -1),
+    7: lambda x: np.rot90(x, 2).swapaxes(0, 1),
+    8: lambda x: np.rot90(x),
+}
+
+
+@pytest.mark.parametrize("orientation", [0, *ORIENTATIONS])
+@pytest.mark.parametrize("short_side", [20, None])
+def test_turned_pictures_stand_upright(tmp_path, orientation, short_side):
+    image = Image.fromarray(noise_image(3, 4)).resize((60, 40), Image.Resampling.BICUBIC)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image.save(tmp_path / "x.png", exif=exif)
+    stored = np.asarray(image if short_side is None else image.resize((30, 20), Image.Resampling.BICUBIC), dtype=float)
+    expected = ORIENTATIONS.get(orientation, ORIENTATIONS[1])(stored)
+    pixels = open_picture(tmp_path / "x.png", short_side)
+    assert pixels.shape == expected.shape
+    assert np.abs(pixels - expected).mean() < 0.5
+
+
+def test_pictures_of_every_kind_become_rgb(tmp_path):
+    grey = (np.arange(64 * 64).reshape(64, 64) * 16).astype(np.uint16)
+    Image.fromarray(grey).save(tmp_path / "deep.png")
+    pixels = open_picture(tmp_path / "deep.png", None)
+    np.testing.assert_array_equal(pixels, np.repeat((grey // 256)[..., None], 3, axis=2))
+    colours = Image.fromarray(noise_image(8, 8))
+    for mode, name in (("RGBA", "a.png"), ("CMYK", "c.tif"), ("LA", "l.png"), ("1", "b.png"), ("L", "g.jpg")):
+        colours.convert(mode).save(tmp_path / name)
+        assert open_picture(tmp_path / name, 4).shape == (4, 4, 3)
+    np.testing.assert_array_equal(open_picture(tmp_path / "a.png", None), np.asarray(colours))
+    palette = colours.quantize(16)
+    palette.save(tmp_path / "p.png", transparency=bytes(range(16)))
+    np.testing.assert_array_equal(open_picture(tmp_path / "p.png", None), np.asarray(palette.convert("RGB")))

@@ -1,0 +1,181 @@
+"""The kernels against F.conv2d in float64: on the GPU where there is one, else under Triton's interpreter.
+
+The interpreter has to be chosen before triton is imported, and other tests import it: this file runs itself as a
+program, which prints what it found.
+"""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from kernelhead.backbones.conv3x3 import Conv3x3
+
+CHANNELS = [(3, 16, 1), (16, 16, 1), (16, 32, 2), (32, 32, 1), (32, 64, 2), (64, 64, 1)]  # in, out, stride
+SIZES = [(2, 8, 8), (3, 5, 7), (1, 1, 3)]  # N, H, W
+CASES = [f"{channels} {size}" for channels, size in itertools.product(CHANNELS, SIZES)]
+
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+
+
+@pytest.fixture(scope="module")
+def found():
+    interpreted = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
+    result = subprocess.run(
+        [sys.executable, __file__], capture_output=True, text=True, env={**os.environ, **interpreted}
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@needs_triton
+@pytest.mark.parametrize("case", CASES)
+def test_value_and_gradients(found, case):
+    here = found[case]
+    # One rounding to bfloat16 of a value that float32 sums gave; the interpreter cuts where a GPU rounds.
+    assert here["value"] < 2**-7
+    assert here["dx of float32"] < 1e-5 or case.startswith("(3,")  # an image's is torch's own, in bfloat16
+    assert here["dx"] < 2**-7
+    assert here["dw"] < 1e-5
+    assert here["dw of bfloat16"] < 2**-7
+    assert here["layouts"]
+
+
+@needs_triton
+def test_same_numbers_give_the_same_bits(found):
+    assert found["repeatable"]
+
+
+@needs_triton
+def test_what_is_supported(found):
+    assert found["supported"] == [True, False, False, False, False]
+
+
+@needs_triton
+def test_gradients_cannot_be_differentiated_again(found):
+    assert "autograd" in found["double backward"]
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_module_is_an_ordinary_convolution_on_a_cpu(stride):
+    ours = Conv3x3(16, 32, 3, stride=stride, padding=1, bias=False)
+    plain = nn.Conv2d(16, 32, 3, stride=stride, padding=1, bias=False)
+    plain.load_state_dict(ours.state_dict())
+    ours.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 16, 9, 8)
+    assert torch.equal(ours(x), plain(x))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(ours(x), plain(x))
+
+
+@pytest.mark.parametrize("options", [{"padding": 0}, {"groups": 2}, {"dilation": 2}, {"bias": True}])
+def test_module_takes_what_the_kernels_do_not(options):
+    options = {"padding": 1, "bias": False, **options}
+    ours, plain = Conv3x3(4, 6, 3, **options), nn.Conv2d(4, 6, 3, **options)
+    plain.load_state_dict(ours.state_dict())
+    x = torch.randn(2, 4, 9, 8)
+    assert not ours._is_plain()
+    assert torch.equal(ours(x), plain(x))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_module_under_autocast_and_compile():
+    ours = Conv3x3(16, 32, 3, stride=2, padding=1, bias=False).cuda()
+    plain = nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False).cuda()
+    plain.load_state_dict(ours.state_dict())
+    x = torch.randn(4, 16, 10, 12, device="cuda")
+    results = []
+    for module in (plain, ours, torch.compile(ours, fullgraph=True)):
+        leaf = x.clone().requires_grad_()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            y = module(leaf)
+        weight = plain.weight if module is plain else ours.weight
+        results.append((y, *torch.autograd.grad(y.float().square().sum(), (leaf, weight))))
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            assert a.dtype == b.dtype
+            torch.testing.assert_close(b.float(), a.float(), rtol=2e-2, atol=2e-2 * a.abs().max().item())
+
+
+def interpret_bfloat16():
+    """Triton's interpreter multiplies the bits of bfloat16 as integers; here they become float32 first."""
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    dot = interpreter.InterpreterBuilder.create_dot
+
+    def widened(handle):
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    interpreter.InterpreterBuilder.create_dot = lambda self, a, b, *rest: dot(self, widened(a), widened(b), *rest)
+
+
+def main():
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        interpret_bfloat16()
+    from kernelhead.ops.conv3x3 import conv3x3, supported
+
+    def error(ours, exact):
+        return ((ours.double() - exact).abs().max() / exact.abs().max()).item()
+
+    def examine(channels, size):
+        (c_in, c_out, stride), (samples, height, width) = channels, size
+        x = torch.randn(samples, c_in, height, width, device=device).bfloat16()
+        weight = torch.randn(c_out, c_in, 3, 3, device=device).bfloat16()
+        exact_x, exact_weight = (tensor.double().requires_grad_() for tensor in (x, weight))
+        exact = F.conv2d(exact_x, exact_weight, stride=stride, padding=1)
+        dy = torch.randn_like(exact).bfloat16()
+        exact_dx, exact_dw = torch.autograd.grad(exact, (exact_x, exact_weight), dy.double())
+
+        last = {"memory_format": torch.channels_last}
+        leaf, master = x.clone(**last).requires_grad_(), weight.float().contiguous(**last).requires_grad_()
+        y = conv3x3(leaf, master, stride)
+        dx, dw = torch.autograd.grad(y, (leaf, master), dy)
+        layouts = [dx.dtype == torch.bfloat16, dw.dtype == torch.float32, dw.stride() == master.stride()]
+        layouts += [y.dtype == torch.bfloat16, y.stride() == torch.empty(y.shape).contiguous(**last).stride()]
+        # The other precisions and memory formats: a float32 input, a bfloat16 weight, both contiguous.
+        image, half = x.float().requires_grad_(), weight.clone().requires_grad_()
+        other_dx, other_dw = torch.autograd.grad(conv3x3(image, half, stride), (image, half), dy)
+        layouts += [other_dx.dtype == torch.float32, other_dw.dtype == torch.bfloat16]
+        return {
+            "value": error(y, exact),
+            "dx": error(dx, exact_dx),
+            "dx of float32": error(other_dx, exact_dx),
+            "dw": error(dw, exact_dw),
+            "dw of bfloat16": error(other_dw, exact_dw),
+            "layouts": all(layouts),
+        }
+
+    torch.manual_seed(0)
+    found = {f"{channels} {size}": examine(channels, size) for channels, size in itertools.product(CHANNELS, SIZES)}
+    x, weight = torch.randn(3, 16, 20, 12, device=device), torch.randn(16, 16, 3, 3, device=device)
+    leaf, master = x.requires_grad_(), weight.requires_grad_()
+    runs = [torch.autograd.grad(conv3x3(leaf, master).sum(), (leaf, master), create_graph=True) for _ in range(2)]
+    found["repeatable"] = all(torch.equal(*pair) for pair in zip(*runs, strict=True))
+    try:
+        runs[0][1].sum().backward()
+    except RuntimeError as refusal:
+        found["double backward"] = str(refusal)
+    found["supported"] = [
+        supported(x, weight, 1),
+        supported(x, weight, 3),
+        supported(x[0], weight, 1),
+        supported(x, weight[:, :, :2], 1),
+        supported(x.double(), weight, 1),
+    ]
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
