@@ -21,7 +21,7 @@ import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
-from torch.library import triton_op, wrap_triton
+from torch.library import custom_op
 from torch.nn.grad import conv2d_input
 
 
@@ -231,16 +231,32 @@ def _sum_kernel(
     tl.store(grad + place, tl.sum(parts, 0).to(grad.dtype.element_ty), mask=i < SIZE)
 
 
-@triton_op("kernelhead::conv3x3", mutates_args=())
+# Operators that torch.compile does not look into: what it makes of Triton kernels in a `triton_op` (seen in torch 2.11)
+# first fills the empty outputs, a twentieth of a training step.
+@custom_op("kernelhead::conv3x3", mutates_args=())
 def _forward(x: Tensor, weight: Tensor, stride: int) -> Tensor:
-    out = _empty(x, weight.shape[0], (x.shape[2] - 1) // stride + 1, (x.shape[3] - 1) // stride + 1, torch.bfloat16)
-    return _map(x, weight, out, stride, FORWARD[x.shape[1], weight.shape[0], stride], transposed=False)
+    return _map(x, weight, _output(x, weight, stride), stride, FORWARD[_key(weight, stride)], transposed=False)
 
 
-@triton_op("kernelhead::conv3x3_dgrad", mutates_args=())
+@_forward.register_fake
+def _output(x: Tensor, weight: Tensor, stride: int) -> Tensor:
+    height, width = ((side - 1) // stride + 1 for side in x.shape[2:])
+    return _empty(x, weight.shape[0], height, width, torch.bfloat16)
+
+
+@custom_op("kernelhead::conv3x3_dgrad", mutates_args=())
 def _dgrad(dy: Tensor, weight: Tensor, stride: int, height: int, width: int, dtype: torch.dtype) -> Tensor:
     dx = _empty(dy, weight.shape[1], height, width, dtype)
-    return _map(dy, weight, dx, stride, DGRAD[weight.shape[1], dy.shape[1], stride], transposed=True)
+    return _map(dy, weight, dx, stride, DGRAD[_key(weight, stride)], transposed=True)
+
+
+@_dgrad.register_fake
+def _(dy: Tensor, weight: Tensor, stride: int, height: int, width: int, dtype: torch.dtype) -> Tensor:
+    return _empty(dy, weight.shape[1], height, width, dtype)
+
+
+def _key(weight: Tensor, stride: int) -> tuple[int, int, int]:
+    return weight.shape[1], weight.shape[0], stride
 
 
 def _empty(like: Tensor, channels: int, height: int, width: int, dtype: torch.dtype) -> Tensor:
@@ -256,7 +272,7 @@ def _map(source: Tensor, weight: Tensor, target: Tensor, stride: int, tiles: Til
     along_target, along_source, along_row, along_column = weight.stride()
     if transposed:
         along_source, along_target = along_target, along_source
-    wrap_triton(_map_kernel)[(triton.cdiv(groups, tiles.block),)](
+    _map_kernel[(triton.cdiv(groups, tiles.block),)](
         _channels_last(source), weight, target, groups, along_source, along_target, along_row, along_column,
         source.shape[2], source.shape[3], source.shape[1], height, width, channels, stride, transposed,
         tiles.group, tiles.columns, reach, triton.cdiv(reach, tiles.columns), _width(tiles.columns * source.shape[1]),
@@ -265,14 +281,14 @@ def _map(source: Tensor, weight: Tensor, target: Tensor, stride: int, tiles: Til
     return target
 
 
-@triton_op("kernelhead::conv3x3_wgrad", mutates_args=())
+@custom_op("kernelhead::conv3x3_wgrad", mutates_args=())
 def _wgrad(x: Tensor, dy: Tensor, weight: Tensor, stride: int) -> Tensor:
     out_channels, channels, _, _ = weight.shape
-    how = WGRAD[channels, out_channels, stride]
+    how = WGRAD[_key(weight, stride)]
     pixels = dy.numel() // out_channels
     parts = min(how.parts, triton.next_power_of_2(triton.cdiv(pixels, how.block)))
     partial = torch.empty((parts, weight.numel()), dtype=torch.float32, device=x.device)
-    wrap_triton(_wgrad_kernel)[(parts, 9 // how.columns, out_channels // how.channels)](
+    _wgrad_kernel[(parts, 9 // how.columns, out_channels // how.channels)](
         _channels_last(x), _channels_last(dy), partial, pixels, triton.cdiv(pixels, parts * how.block),
         x.shape[2], x.shape[3], channels, dy.shape[2], dy.shape[3], out_channels, stride,
         how.columns, how.channels, _width(how.columns * channels), how.block,
@@ -280,10 +296,15 @@ def _wgrad(x: Tensor, dy: Tensor, weight: Tensor, stride: int) -> Tensor:
     )  # fmt: skip
     grad = torch.empty_like(weight)
     block = max(4096 // parts, 16)
-    wrap_triton(_sum_kernel)[(triton.cdiv(weight.numel(), block),)](
+    _sum_kernel[(triton.cdiv(weight.numel(), block),)](
         partial, grad, *grad.stride(), channels, weight.numel(), parts, block, num_warps=4
     )
     return grad
+
+
+@_wgrad.register_fake
+def _(x: Tensor, dy: Tensor, weight: Tensor, stride: int) -> Tensor:
+    return torch.empty_like(weight)
 
 
 def _channels_last(x: Tensor) -> Tensor:

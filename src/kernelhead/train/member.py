@@ -17,7 +17,8 @@ from kernelhead.train.schedule import Schedule, epoch_noise, epoch_order, mix
 if TYPE_CHECKING:
     from kernelhead.data.images import Batch, Images
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Member:
@@ -157,7 +158,8 @@ class _Compiled(nn.Module):
         self.compiled = _compile(model.forward)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.compiled(images)
+        logits: Tensor = self.compiled(images)
+        return logits
 
 
 def _compile(function: Callable[P, R]) -> Callable[P, R]:
