@@ -65,7 +65,8 @@ class TrainConfig:
         usual = {
             "epochs": 200 if self.small else 30,
             "batch_size": 128 if self.small else 64,
-            "learning_rate": 0.01 if started else 0.1,
+            # Trained features are long, and a head that does not scale them to unit length takes small steps only.
+            "learning_rate": 0.1 if not started else 0.05 if self.head == "kernel" else 0.01,
             "weight_decay": 5e-4 if self.small else 1e-4,
         }
         size = self.size

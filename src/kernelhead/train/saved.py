@@ -40,9 +40,11 @@ def load_classifier(path: Path) -> SavedClassifier:
     """Read a classifier from its file, or from the folder of its training. It is in evaluation mode, on the CPU."""
     file = path / MODEL_FILE if path.is_dir() else path
     if not file.exists():
-        unfinished = path.is_dir() and (path / "config.yaml").exists()
-        hint = "its training is not finished: 'kernelhead train --resume' goes on" if unfinished else "is it the place?"
-        raise FileNotFoundError(f"there is no trained classifier {file}; {hint}")
+        if path.is_dir() and (path / "config.yaml").exists():
+            raise FileNotFoundError(
+                f"the training in {path} is not finished; 'kernelhead train --resume --out {path}' goes on with it"
+            )
+        raise FileNotFoundError(f"there is no trained classifier in {path}")
     tensors, state = load_checkpoint(file)
     if state.get("format") != FORMAT:
         raise BrokenCheckpointError(f"{file} is not a trained classifier of kernelhead")
