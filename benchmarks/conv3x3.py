@@ -7,7 +7,7 @@ Each time is that of a call within a CUDA graph of 20, each on an input of its o
 the time to read inputs and write outputs once at 4 TB/s. Errors are relative to float64 on the same rounded inputs.
 
 --search tries launch configurations and prints the tables of kernelhead.ops.conv3x3 with the best. --network times a
-compiled training step of a whole ResNet, with nn.Conv2d and with Conv3x3.
+compiled training step of a whole ResNet, with nn.Conv2d and with Conv3x3, then fused with what follows it.
 """
 
 import argparse
@@ -62,8 +62,8 @@ class Layer:
         if kind == "forward":
             return ops._forward(x, self.weight, self.stride)
         if kind == "dgrad":
-            return ops._dgrad(dy, self.weight, self.stride, *x.shape[2:], x.dtype)
-        return ops._wgrad(x, dy, self.weight, self.stride)
+            return ops.dgrad(dy, self.weight, self.stride, *x.shape[2:], x.dtype)
+        return ops.wgrad(x, dy, self.weight, self.stride)
 
     def cudnn(self, kind: str, i: int = 0) -> Tensor:
         x, dy = self.x[i], self.dy[i]
@@ -244,7 +244,7 @@ def network(depth: int) -> dict[str, float]:
             torch.manual_seed(0)
             model = CifarResNet(depth).cuda().to(memory_format=torch.channels_last)
             for module in model.modules():
-                if type(module) is nn.Conv2d:
+                if isinstance(module, Conv3x3):
                     module.__class__ = kind
             forward = torch.compile(model, fullgraph=True)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)

@@ -21,7 +21,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from kernelhead.backbones import expected_input
+from kernelhead.backbones import conv3x3, expected_input
 from kernelhead.data.cifar import load_cifar
 from kernelhead.data.open import open_data
 from kernelhead.results import environment, write_bytes
@@ -81,6 +81,7 @@ class PlainImages(Dataset[tuple[torch.Tensor, int]]):
 
 def plain(depth: int, workers: int, epochs: int, device: torch.device) -> dict[str, Any]:
     torch.backends.cudnn.benchmark = True
+    conv3x3.TRITON = False  # PyTorch's own convolutions and BatchNorm: outside a graph our operators cost the host more
     model = Run(f"cifar_resnet{depth}", "softmax", 0.1).create(10).to(device, memory_format=torch.channels_last)
     loader = DataLoader(
         PlainImages(), BATCH, shuffle=True, drop_last=True, num_workers=workers, pin_memory=True,
@@ -102,9 +103,25 @@ def plain(depth: int, workers: int, epochs: int, device: torch.device) -> dict[s
             schedule.step()
         torch.cuda.synchronize()
         ends.append(time.perf_counter())
-    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.benchmark, conv3x3.TRITON = False, True
     seconds = [after - before for before, after in itertools.pairwise(ends[1:])]
     return {"seconds": statistics.median(seconds), "first_epoch": ends[1] - ends[0], "last_losses": [loss.item()]}
+
+
+def markdown(rows: dict[str, Any]) -> str:
+    """Seconds an epoch and run, a line for each network with and without torch.compile."""
+    lines = [
+        "| network | plain script | 1 run | 4 at once | 8 at once | 16 at once | plain script over the best |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    plains = {name.split()[0]: row["seconds"] for name, row in rows.items() if "plain" in name}
+    for network, peer in plains.items():
+        for compiled in ("", " compiled"):
+            ours = [rows[f"{network} x{runs}{compiled}"]["seconds"] for runs in (1, 4, 8, 16)]
+            label = f"ResNet-{network.removeprefix('resnet')}{', torch.compile' if compiled else ''}"
+            cells = [label, f"{peer:.2f}", *(f"{seconds:.3f}" for seconds in ours), f"{peer / min(ours):.0f}"]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from kernelhead.paper import synthetic
 from kernelhead.report.tables import to_markdown
+from kernelhead.results import load_result
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -36,7 +37,7 @@ def test_readme_example_runs():
     assert (names["model"].fc.alpha >= 0).all()
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/synthetic.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/synthetic.md", "docs/training.md", "CONTRIBUTING.md"])
 def test_links_lead_somewhere(name):
     document = ROOT / name
     targets = [part.split(")")[0] for part in document.read_text().split("](")[1:]]
@@ -52,3 +53,23 @@ def test_the_study_of_starts_is_quoted_as_measured():
         if row["at_zero"]:
             cells += f" {row['at_zero_with_negative_gradient']} of {row['at_zero']} |"
         assert cells in text
+
+
+def test_training_is_as_fast_as_the_document_says():
+    rows = json.loads((ROOT / "results" / "bench" / "train.json").read_text())["rows"]
+    benchmark = runpy.run_path(str(ROOT / "benchmarks" / "train.py"))
+    assert len(rows) == 27
+    text = (ROOT / "docs" / "training.md").read_text()
+    assert benchmark["markdown"](rows) in text
+    steps = json.loads((ROOT / "results" / "bench" / "conv_norm.json").read_text())["network"]
+    for way in steps.values():
+        times = " | ".join(f"{way[f'us of {runs}']:.0f}" for runs in (1, 8, 16))
+        assert f"| {way['kernels']} | {times} |" in text
+
+
+@pytest.mark.parametrize("head", ["softmax", "kernel"])
+def test_the_trained_accuracies_are_quoted_as_measured(head):
+    result = load_result(ROOT / "results" / "train" / f"cifar10-resnet20-{head}" / "result.json")
+    assert result["config"]["epochs"] == 200
+    assert result["config"]["weight_decay"] == 5e-4
+    assert f"{result['accuracy']:.2f} %" in (ROOT / "docs" / "training.md").read_text()

@@ -80,3 +80,17 @@ def test_as_many_labels_as_images():
     mean, std = channel_statistics(images())
     with pytest.raises(ValueError, match="6 images but 5 labels"):
         ResidentImages(images(), np.zeros(5), mean=mean, std=std, device=torch.device("cpu"))
+
+
+def test_restricted_to_some_and_again():
+    data = resident(images())
+    part = data.restricted(torch.tensor([5, 0, 3, 2]))
+    assert len(part) == 4
+    assert part.labels.tolist() == [2, 0, 0, 2]
+    index, noise = torch.tensor([2, 0]), torch.rand(2, 3)
+    for ours, whole in zip(part.augmented(index, noise), data.augmented(torch.tensor([3, 5]), noise), strict=True):
+        assert torch.equal(ours, whole)
+    again = part.restricted(torch.tensor([1, 2]))
+    for ours, whole in zip(again.plain(torch.arange(2)), data.plain(torch.tensor([0, 3])), strict=True):
+        assert torch.equal(ours, whole)
+    assert len(data) == 6

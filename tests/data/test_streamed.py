@@ -418,3 +418,12 @@ def test_pictures_of_every_kind_become_rgb(tmp_path):
     palette = colours.quantize(16)
     palette.save(tmp_path / "p.png", transparency=bytes(range(16)))
     np.testing.assert_array_equal(open_picture(tmp_path / "p.png", None), np.asarray(palette.convert("RGB")))
+
+
+def test_restricted_to_some():
+    data = StreamedImages(Arrays([noise_image(40, 50, seed) for seed in range(5)]), size=32, device=CPU)
+    part = data.restricted(torch.tensor([4, 1, 2])).restricted(torch.tensor([0, 2]))
+    assert len(part) == 2
+    assert part.labels.tolist() == [1, 2]
+    for ours, whole in zip(part.plain(torch.tensor([1, 0])), data.plain(torch.tensor([2, 4])), strict=True):
+        assert torch.equal(ours, whole)

@@ -1,7 +1,9 @@
+from pathlib import Path
+
 import pytest
 import torch
 
-from kernelhead.train.checkpoint import BrokenCheckpointError, load_checkpoint, save_checkpoint
+from kernelhead.train.checkpoint import BrokenCheckpointError, History, load_checkpoint, save_checkpoint
 
 
 def example():
@@ -54,3 +56,29 @@ def test_a_changed_state_is_refused(tmp_path):
 def test_missing_file_is_one_sentence(tmp_path):
     with pytest.raises(BrokenCheckpointError, match="not a readable checkpoint"):
         load_checkpoint(tmp_path / "none.safetensors")
+
+
+def test_a_history_keeps_the_newest_and_the_one_before_it(tmp_path):
+    history = History(tmp_path / "a.safetensors", {})
+    assert history.load([], []) == 0
+    for step in (1, 2, 3):
+        history.save(step, [], [])
+    assert [load_checkpoint(path)[1]["step"] for path in (history.path, history.previous)] == [3, 2]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.previous.safetensors", "a.safetensors"]
+    assert history.load([], []) == 3
+    history.path.unlink()
+    assert history.load([], []) == 2
+
+
+def test_a_history_without_a_path_keeps_nothing():
+    history = History(None, {})
+    history.save(1, [], [])
+    assert history.load([], []) == 0
+
+
+def test_an_identity_may_hold_paths_and_tuples(tmp_path):
+    identity = {"weights": Path("a") / "b", "sizes": (1, 2)}
+    History(tmp_path / "a.safetensors", identity).save(5, [], [])
+    assert History(tmp_path / "a.safetensors", identity).load([], []) == 5
+    with pytest.raises(ValueError, match="its weights differ"):
+        History(tmp_path / "a.safetensors", {**identity, "weights": Path("c")}).load([], [])

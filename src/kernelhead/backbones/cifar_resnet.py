@@ -1,10 +1,9 @@
 """The CIFAR ResNets of He et al. (CVPR 2016, section 4.2), and their kervolutional variant."""
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from kernelhead.backbones._base import Backbone, initialize, rectify
-from kernelhead.backbones.conv3x3 import Conv3x3
+from kernelhead.backbones._base import Backbone, initialize
+from kernelhead.backbones.conv3x3 import Conv3x3, conv_norm
 from kernelhead.backbones.kervolution import GaussianKervolution2d
 
 KERVOLUTION = (None, "first", "all")
@@ -26,16 +25,11 @@ class BasicBlock(nn.Module):
         self.conv2 = _convolution(channels, channels, 1, kervolution)
         self.bn2 = nn.BatchNorm2d(channels)
         self.stride = stride
-        self.new_channels = channels - in_channels
         self.rectified = rectified
 
     def forward(self, x: Tensor) -> Tensor:
-        residual = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
-        if self.stride > 1 or self.new_channels:
-            before = self.new_channels // 2
-            padding = (0, 0, 0, 0, before, self.new_channels - before)
-            x = F.pad(x[:, :, :: self.stride, :: self.stride], padding)
-        return rectify(residual + x, self.rectified)
+        between = conv_norm(self.conv1, self.bn1, x)
+        return conv_norm(self.conv2, self.bn2, between, x, shortcut_stride=self.stride, rectified=self.rectified)
 
 
 class CifarResNet(Backbone):
@@ -74,5 +68,5 @@ class CifarResNet(Backbone):
         initialize(self)
 
     def feature_map(self, images: Tensor) -> Tensor:
-        features: Tensor = self.blocks(F.relu(self.bn1(self.conv1(images))))
+        features: Tensor = self.blocks(conv_norm(self.conv1, self.bn1, images))
         return features

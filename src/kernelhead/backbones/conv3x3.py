@@ -1,10 +1,13 @@
-"""nn.Conv2d that takes the kernels of `kernelhead.ops.conv3x3` where they apply."""
+"""nn.Conv2d that takes the kernels of `kernelhead.ops` where they apply, alone and with what follows it in a ResNet."""
 
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from kernelhead.backbones._base import rectify
 from kernelhead.ops.precision import autocast_enabled
 
 TRITON = find_spec("triton") is not None  # imported where it is used: `import kernelhead` does without
@@ -17,14 +20,25 @@ class Conv3x3(nn.Conv2d):
     else, and everything in another precision or on another device, is an ordinary convolution.
     """
 
+    tickets: Tensor
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        # Of `conv_norm`: zero between its calls. Each convolution has its own, as several networks train at once.
+        self.register_buffer("tickets", torch.zeros(1, dtype=torch.int32), persistent=False)
+
     def forward(self, x: Tensor) -> Tensor:
         """Maps (N, C_in, H, W) -> (N, C_out, H', W')."""
-        if TRITON and x.is_cuda and self._is_plain() and self._dtype(x) == torch.bfloat16:
+        if self.has_kernels(x):
             from kernelhead.ops import conv3x3
 
             if conv3x3.supported(x, self.weight, self.stride[0]):
                 return conv3x3.conv3x3(x, self.weight, self.stride[0])
         return super().forward(x)
+
+    def has_kernels(self, x: Tensor) -> bool:
+        """Whether there are any for this kind of convolution, device and precision."""
+        return TRITON and x.is_cuda and self._is_plain() and self._dtype(x) == torch.bfloat16
 
     def _is_plain(self) -> bool:
         return (
@@ -42,3 +56,55 @@ class Conv3x3(nn.Conv2d):
         if autocast_enabled(x.device.type):
             return torch.get_autocast_dtype(x.device.type)
         return torch.promote_types(x.dtype, self.weight.dtype)
+
+
+def conv_norm(
+    conv: nn.Conv2d,
+    norm: nn.BatchNorm2d,
+    x: Tensor,
+    shortcut: Tensor | None = None,
+    *,
+    shortcut_stride: int = 1,
+    rectified: bool = True,
+) -> Tensor:
+    """relu(norm(conv(x)) + shortcut), the last two as asked for; in training on CUDA, where it can, in few kernels.
+
+    x (N, C_in, H, W) -> (N, C_out, H', W'). The shortcut (N, C, H'', W'') is parameter-free: every shortcut_stride-th
+    place of it, and zeros for the channels that it lacks, half of them before and half of them after its own.
+    """
+    if isinstance(conv, Conv3x3) and _is_usual(norm) and conv.has_kernels(x):
+        from kernelhead.ops import conv_norm as ops
+
+        if ops.supported(x, conv.weight, conv.stride[0], shortcut, shortcut_stride):
+            own: dict[str, Any] = {
+                "scale": norm.weight,
+                "bias": norm.bias,
+                "running_mean": norm.running_mean,
+                "running_var": norm.running_var,
+                "batches": norm.num_batches_tracked,
+                "momentum": norm.momentum,
+                "eps": norm.eps,
+                "stride": conv.stride[0],
+                "tickets": conv.tickets,
+            }
+            return ops.conv_norm(x, conv.weight, shortcut, shortcut_stride=shortcut_stride, rectified=rectified, **own)
+    features: Tensor = norm(conv(x))
+    if shortcut is not None:
+        new_channels = features.shape[1] - shortcut.shape[1]
+        if shortcut_stride > 1 or new_channels:
+            padding = (0, 0, 0, 0, new_channels // 2, new_channels - new_channels // 2)
+            shortcut = F.pad(shortcut[:, :, ::shortcut_stride, ::shortcut_stride], padding)
+        features = features + shortcut
+    return rectify(features, rectified)
+
+
+def _is_usual(norm: nn.BatchNorm2d) -> bool:
+    """Whether it normalises with the statistics of the batch, in float32, and keeps a moving average of them."""
+    return (
+        type(norm) is nn.BatchNorm2d
+        and norm.training
+        and norm.affine
+        and norm.track_running_stats
+        and norm.momentum is not None
+        and norm.weight.dtype == torch.float32
+    )

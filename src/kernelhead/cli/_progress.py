@@ -1,5 +1,6 @@
 """What is shown while something goes on."""
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,25 +9,28 @@ from typing import TYPE_CHECKING
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from kernelhead.cli._console import messages, say
 
 if TYPE_CHECKING:
     from kernelhead.train.job import Epoch
+    from kernelhead.train.loop import Moment
 
 Steps = Callable[[str, int, int], None]  # what, done, total
+PACE_SECONDS = 3600  # the remaining time is told from so many; on a GPU only the end of an epoch is reported
 
 
 @contextmanager
 def steps_bar(interrupted: str = "what was done is kept, and the same command goes on from there") -> Iterator[Steps]:
     """A bar for each thing that goes on."""
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.completed}/{task.total}"),
         TimeRemainingColumn(),
     )
-    with _leaving(interrupted), Progress(*columns, console=messages, transient=not messages.is_terminal) as bars:
+    with _leaving(interrupted), Progress(*columns, console=messages, disable=not messages.is_terminal) as bars:
         tasks: dict[str, int] = {}
 
         def show(what: str, done: int, total: int) -> None:
@@ -45,22 +49,23 @@ def training_bar(interrupted: str) -> Iterator[Callable[["Epoch"], None]]:
             yield _epoch_lines()
         return
     columns = (
-        TextColumn("epoch {task.fields[epoch]}"),
+        TextColumn("epoch {task.fields[epoch]}", table_column=Column(no_wrap=True)),
         BarColumn(bar_width=None),
-        TextColumn("{task.fields[figures]}"),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[figures]}", table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
     )
-    with _leaving(interrupted), Progress(*columns, console=messages, expand=True) as bars:
+    bar = Progress(*columns, console=messages, expand=True, speed_estimate_period=PACE_SECONDS)
+    with _leaving(interrupted), bar as bars:
         task = bars.add_task("training", epoch="..", figures="starting", total=None)
-        test = ""
+        test: float | None = None
 
         def show(now: "Epoch") -> None:
             nonlocal test
-            if now.test_accuracy is not None:
-                test = f"  test {now.test_accuracy:.2f} %"
             moment = now.moment
+            test = test if now.test_accuracy is None else now.test_accuracy
             text = f"{moment.epoch}/{now.epochs}"
-            bars.update(task, completed=moment.step, total=moment.steps, epoch=text, figures=_figures(now) + test)
+            figures = _figures(moment, test, digits=1)  # all of it, and a bar, fits into 80 columns
+            bars.update(task, completed=moment.step, total=moment.steps, epoch=text, figures=figures)
 
         yield show
 
@@ -75,26 +80,29 @@ def _epoch_lines() -> Callable[["Epoch"], None]:
             first = moment.step, time.monotonic()
         if not moment.epoch_done:
             return
-        test = "" if now.test_accuracy is None else f"  test {now.test_accuracy:.2f} %"
         left = ""
-        if moment.step > first[0]:
+        if first[0] < moment.step < moment.steps:
             pace = (time.monotonic() - first[1]) / (moment.step - first[0])
             left = f"  {timedelta(seconds=round(pace * (moment.steps - moment.step)))} left"
-        say(f"epoch {moment.epoch}/{now.epochs}  {_figures(now)}{test}{left}", style="")
+        figures = _figures(moment, now.test_accuracy, digits=2)
+        say(f"epoch {moment.epoch}/{now.epochs}  {figures}{left}", style="")
 
     return show
 
 
-def _figures(now: "Epoch") -> str:
-    moment = now.moment
-    rate = moment.learning_rates[0]
-    return f"loss {moment.losses[0]:.4f}  accuracy {100 * moment.accuracies[0]:.2f} %  rate {rate:.3g}"
+def _figures(moment: "Moment", test: float | None, digits: int) -> str:
+    shown = [f"loss {moment.losses[0]:.{digits + 2}f}", f"train {100 * moment.accuracies[0]:.{digits}f} %"]
+    if test is not None:
+        shown.append(f"test {test:.{digits}f} %")
+    return "  ".join([*shown, f"rate {moment.learning_rates[0]:.{digits + 1}g}"])
 
 
 @contextmanager
 def _leaving(sentence: str) -> Iterator[None]:
     try:
         yield
-    except KeyboardInterrupt:
-        say(f"interrupted; {sentence}")
+    except KeyboardInterrupt as interruption:
+        for number in (signal.SIGINT, signal.SIGTERM):  # one more would interrupt the leaving
+            signal.signal(number, signal.SIG_IGN)
+        say(f"interrupted; {str(interruption) or sentence}")
         raise typer.Exit(130) from None

@@ -4,14 +4,16 @@ import csv
 import json
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from kernelhead.cli._console import app, console, print_plain, say
 from kernelhead.cli._progress import steps_bar, training_bar
@@ -23,17 +25,30 @@ TASK = "Data and network"
 TRAINING = "Training"
 MACHINE = "Machine and files"
 FORMATS = ("table", "json", "csv")
+PATIENCE = 5.0  # seconds
 FIGURES = {"accuracy": "accuracy, %", "top5": "top-5 accuracy, %", "nll": "NLL", "ece": "ECE, %"}
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a training, or its model.safetensors.")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
 
-def _option(panel: str, help: str) -> Any:
-    return typer.Option(help=help, rich_help_panel=panel, show_default=False)
+def _option(panel: str, help: str, *names: str) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False)
+
+
+@contextmanager
+def _first_speaks() -> Iterator[None]:
+    """Of several processes that fail alike the first says why, and torchrun ends the others while they wait."""
+    try:
+        yield
+    except Exception:
+        if os.environ.get("RANK", "0") != "0":
+            time.sleep(PATIENCE)
+        raise
 
 
 @app.command()
+@_first_speaks()
 def train(
     data: Annotated[
         str | None, _option(TASK, "cifar10, cifar100, pets, cars, a folder of class folders, or a packed file.")
@@ -62,12 +77,14 @@ def train(
     evaluate_every: Annotated[
         int | None, _option(TRAINING, "Epochs between looks at the test images; 0: at the end alone.")
     ] = None,
-    config: Annotated[Path | None, _option(MACHINE, "YAML file of settings; flags come before it.")] = None,
-    show_config: Annotated[bool, _option(MACHINE, "Print every setting as YAML, and stop.")] = False,
+    config: Annotated[Path | None, _option(MACHINE, "YAML file of settings; a flag outweighs it.")] = None,
+    show_config: Annotated[bool, _option(MACHINE, "Print every setting as YAML, and stop.", "--show-config")] = False,
     out: Annotated[
         Path | None, _option(MACHINE, "Folder of the training; by default runs/train/DATA-BACKBONE-HEAD-SEED.")
     ] = None,
-    resume: Annotated[bool, _option(MACHINE, "Go on with the training in that folder, if there is one.")] = False,
+    resume: Annotated[
+        bool, _option(MACHINE, "Go on with the training in that folder, if there is one.", "--resume")
+    ] = False,
     device: Annotated[str | None, _option(MACHINE, "auto, cpu or cuda.")] = None,
     compile: Annotated[bool | None, _option(MACHINE, "Use torch.compile, or not.")] = None,
     workers: Annotated[int | None, _option(MACHINE, "Threads that decode pictures.")] = None,
@@ -76,8 +93,8 @@ def train(
 ) -> None:
     """Train a classifier on images and keep it.
 
-    Every setting has a default, which --show-config shows. On several GPUs: torchrun --nproc-per-node N -m kernelhead
-    train ..
+    Every setting has a default, which --show-config shows.
+    On several GPUs: torchrun --nproc-per-node N -m kernelhead train ..
     """
     given = dict(locals())
     own = {name: given.pop(name) for name in ("config", "show_config", "out", "resume", "head_option")}
@@ -94,13 +111,11 @@ def train(
         print(settings.to_yaml(), end="")
         return
     folder = out or Path("runs", "train", settings.name)
-    if (folder / job.CHECKPOINT_FILE).exists() and not resume:
-        raise FileExistsError(f"{folder} already holds a training; --resume goes on with it, --out names another place")
-
+    job.check_place(folder, settings, resume)
     chosen = job.choose_device(settings.device, int(os.environ.get("LOCAL_RANK", "0")))
     world = join_world(chosen)
     later = f"the training is kept in {folder}, and the same command with --resume goes on from there"
-    with steps_bar() as packing:
+    with steps_bar("nothing was changed") if world.rank == 0 else nullcontext(None) as packing:
         opened = job.open_for(settings, chosen, world=world, progress=packing)
     with training_bar(later) if world.rank == 0 else nullcontext(None) as watch:
         result = job.train_classifier(settings, folder, opened, world=world, watch=watch)
@@ -158,7 +173,7 @@ def predict(
         for label, probability in _largest(probabilities[index], top)
     ]
     _PRINTERS[output](rows)
-    for sentence in broken.values():
+    for _, sentence in sorted(broken.items()):
         say(sentence)
     if broken:
         raise typer.Exit(1)
@@ -178,12 +193,15 @@ def _head_options(given: Sequence[str] | None) -> dict[str, Any] | None:
         name, equals, value = text.partition("=")
         if not (name and equals):
             raise ValueError(f"--head-option {text!r} has to be NAME=VALUE, such as degree=9")
-        options[name.replace("-", "_")] = yaml.safe_load(value)
+        try:
+            options[name.replace("-", "_")] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ValueError(f"--head-option {text!r} has a value that is not readable YAML") from error
     return options
 
 
 def _show_figures(title: str, result: dict[str, Any]) -> None:
-    table = RichTable(title=title, title_justify="left")
+    table = RichTable(title=Text(title, "table.title"), title_justify="left")
     names = [name for name in FIGURES if result.get(name) is not None]
     for name in names:
         table.add_column(FIGURES[name], justify="right")
@@ -196,8 +214,8 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     for column in ("picture", "class", "probability"):
         table.add_column(column, justify="right" if column == "probability" else "left", overflow="fold")
     for row in rows:
-        table.add_row(row["picture"], row["class"], f"{row['probability']:.4f}")
-    console.print(table, markup=False)
+        table.add_row(Text(row["picture"]), Text(row["class"]), f"{row['probability']:.4f}")
+    console.print(table)
 
 
 def _print_json(rows: list[dict[str, Any]]) -> None:

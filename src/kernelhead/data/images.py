@@ -29,6 +29,10 @@ class Images(Protocol):
         """Images at `index` (B,) as they are."""
         ...
 
+    def restricted(self, index: Tensor) -> "Images":
+        """Those at `index` (m,) alone."""
+        ...
+
     def batches(self, wanted: Iterable[tuple[Tensor, Tensor | None]]) -> Iterator[Batch]:
         """A batch for each pair of index and noise, or of index and None for plain images."""
         ...

@@ -66,19 +66,31 @@ def open_for_testing(
     device: torch.device,
     *,
     short_side: int = large.SHORT_SIDE,
+    margin: float | None = None,
     progress: Callable[[str, int, int], None] | None = None,
-) -> tuple[Images, list[str]]:
-    """The test images of a data set and the names of its classes; a folder without such a part counts as a whole."""
-    if data in CLASSES or data in large.SETS:
-        opened = open_data(data, expected, device, short_side=short_side, progress=progress)
-        return opened.test, opened.classes
-    train, test, classes = open_folder(_existing(data), short_side=short_side, progress=progress)
-    if train.images is test.images:
-        test = Split(test.images, torch.arange(len(test.images)))
-    return stream(test, expected, device), classes
+) -> tuple[Images, list[str], list[str]]:
+    """The test images of a data set, the names of its classes, and of pictures left out.
+
+    A folder without a part for testing, or a packed file, counts as a whole. `margin`: see `StreamedImages`.
+    """
+    if data in CLASSES:
+        if expected.size != 32:
+            size = f"{expected.size}x{expected.size}"
+            raise ValueError(f"the images of {data} are 32x32, and the classifier takes {size}")
+        return _open_cifar(data, device, expected).test, NAMES[data], []
+    if data in large.SETS:
+        packed = large.get(data, short_side, progress)["test"]
+        test, classes = Split(packed, torch.arange(len(packed))), packed.classes
+    else:
+        train, test, classes = open_folder(_existing(data), short_side=short_side, progress=progress)
+        if train.images is test.images:
+            test = Split(test.images, torch.arange(len(test.images)))
+    return stream(test, expected, device, margin=margin), classes, test.images.left_out
 
 
-def stream(split: Split, expected: Input, device: torch.device, workers: int | None = None) -> StreamedImages:
+def stream(
+    split: Split, expected: Input, device: torch.device, workers: int | None = None, margin: float | None = None
+) -> StreamedImages:
     """Images of a split as a network expects them."""
     return StreamedImages(
         split.images,
@@ -88,12 +100,16 @@ def stream(split: Split, expected: Input, device: torch.device, workers: int | N
         device=device,
         workers=workers,
         subset=split.index,
+        margin=margin,
     )
 
 
-def _open_cifar(name: str, device: torch.device) -> Opened:
+def _open_cifar(name: str, device: torch.device, expected: Input | None = None) -> Opened:
     images = load_cifar(name)
-    mean, std = channel_statistics(images.x_train)
+    if expected is None:
+        mean, std = channel_statistics(images.x_train)
+    else:
+        mean, std = 255 * torch.tensor(expected.mean), 255 * torch.tensor(expected.std)
     train = ResidentImages(images.x_train, images.y_train, mean=mean, std=std, device=device)
     test = ResidentImages(images.x_test, images.y_test, mean=mean, std=std, device=device)
     own = Input(32, tuple((mean / 255).tolist()), tuple((std / 255).tolist()))

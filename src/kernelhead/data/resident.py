@@ -4,6 +4,7 @@ A data set of 32x32 images fits on any GPU as bytes. Nothing is copied from the 
 training step can be captured as one CUDA graph.
 """
 
+import copy
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -37,6 +38,18 @@ class ResidentImages:
         padded = self.mean.round().to(torch.uint8).repeat(len(images), *[self.size + 2 * PAD] * 2, 1)
         padded[:, PAD:-PAD, PAD:-PAD] = torch.from_numpy(images).to(device)
         self.padded = padded
+        self.chosen: Tensor | None = None
+
+    def restricted(self, index: Tensor) -> "ResidentImages":
+        """Those at `index` (m,) alone. The bytes are shared."""
+        part = copy.copy(self)
+        index = index.to(self.labels.device)
+        part.labels = self.labels[index]
+        part.chosen = index if self.chosen is None else self.chosen[index]
+        return part
+
+    def _places(self, index: Tensor) -> Tensor:
+        return index if self.chosen is None else self.chosen[index]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -44,14 +57,14 @@ class ResidentImages:
     def plain(self, index: Tensor) -> Batch:
         """Images (B, 3, H, W), normalised, and labels (B,) at `index` (B,)."""
         index = index.to(self.labels.device)
-        return self._normalize(self.padded[index, PAD:-PAD, PAD:-PAD]), self.labels[index]
+        return self._normalize(self.padded[self._places(index), PAD:-PAD, PAD:-PAD]), self.labels[index]
 
     def augmented(self, index: Tensor, noise: Tensor) -> Batch:
         """Likewise, each image shifted by up to 4 pixels both ways and flipped half of the time (Appendix B)."""
         shift = (noise[:, :2] * (2 * PAD + 1)).long()
         rows = shift[:, :1] + self.span
         columns = shift[:, 1:] + torch.where(noise[:, 2:] < 0.5, self.size - 1 - self.span, self.span)
-        images = self.padded[index.view(-1, 1, 1), rows.unsqueeze(2), columns.unsqueeze(1)]
+        images = self.padded[self._places(index).view(-1, 1, 1), rows.unsqueeze(2), columns.unsqueeze(1)]
         return self._normalize(images), self.labels[index]
 
     def batches(self, wanted: Iterable[tuple[Tensor, Tensor | None]]) -> Iterator[Batch]:

@@ -9,6 +9,7 @@ is resized to 256 to 480 pixels, a square is cropped at random, flipped half of 
 the principal axes of ImageNet's colours (Krizhevsky et al., 2012).
 """
 
+import copy
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -103,6 +104,13 @@ class StreamedImages:
 
     def __len__(self) -> int:
         return len(self._chosen)
+
+    def restricted(self, index: Tensor) -> "StreamedImages":
+        """Those at `index` (m,) alone."""
+        part = copy.copy(self)
+        part._chosen = self._chosen[index.cpu().numpy()]
+        part.labels = self.labels[index.to(self.device)]
+        return part
 
     def augmented(self, index: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Images (B, 3, size, size) and labels (B,) at `index` (B,), changed at random as `noise` (B, draws) says.

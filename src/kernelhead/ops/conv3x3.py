@@ -80,7 +80,7 @@ def supported(x: Tensor, weight: Tensor, stride: int) -> bool:
         and (weight.shape[1], weight.shape[0], stride) in FORWARD
         and x.dtype in (torch.bfloat16, torch.float32)
         and weight.dtype in (torch.bfloat16, torch.float32)
-        and 0 < x.numel() < 2**30  # places are counted in 32 bits, the output's too: it has at most 16/3 as many
+        and 0 < x.numel() < 2**28  # places are counted in 32 bits, those of the output too: at most 16/3 as many
     )
 
 
@@ -93,6 +93,58 @@ def conv3x3(x: Tensor, weight: Tensor, stride: int = 1) -> Tensor:
     """
     out: Tensor = _forward(x, weight, stride)
     return out
+
+
+@triton.jit
+def batch_statistics(
+    values,  # (BLOCK, GROUP * C) of this program, of which those within count
+    within,
+    partial,
+    statistics,  # (2, C): the mean, and one over the standard deviation
+    running_mean,
+    running_var,
+    batches,  # how many the running statistics have seen
+    tickets,  # zero, before and after
+    pixels,
+    momentum,
+    eps,
+    GROUP: tl.constexpr,
+    C: tl.constexpr,
+):
+    """Mean and deviation of each channel over all programs, and what BatchNorm keeps of them.
+
+    Each program writes its sums; the one that finishes last adds them, always in the same order. The sums are those of
+    differences from the running mean: squares of the values themselves would drown a small variance in a large mean.
+    """
+    ROWS: tl.constexpr = 2048 // C  # of partial sums, added at once
+    n = tl.arange(0, GROUP * C)
+    difference = tl.where(within, values - tl.load(running_mean + n % C)[None, :], 0.0)
+    c = tl.arange(0, C)
+    own = partial + tl.program_id(0) * (2 * C) + c
+    tl.store(own, tl.sum(tl.reshape(tl.sum(difference, 0), (GROUP, C)), 0))
+    tl.store(own + C, tl.sum(tl.reshape(tl.sum(difference * difference, 0), (GROUP, C)), 0))
+    tl.debug_barrier()  # all threads have stored before one of them takes the ticket, which releases and acquires
+    programs = tl.num_programs(0)
+    if tl.atomic_add(tickets, 1, sem="acq_rel", scope="gpu") == programs - 1:
+        first = tl.zeros((ROWS, C), tl.float32)
+        second = tl.zeros((ROWS, C), tl.float32)
+        for begin in range(0, programs, ROWS):
+            row = begin + tl.arange(0, ROWS)
+            at = partial + row[:, None] * (2 * C) + c[None, :]
+            written = (row < programs)[:, None]
+            first += tl.load(at, mask=written, other=0.0, cache_modifier=".cg")  # from where all programs see it
+            second += tl.load(at + C, mask=written, other=0.0, cache_modifier=".cg")
+        offset = tl.sum(first, 0) / pixels
+        variance = tl.sum(second, 0) / pixels - offset * offset
+        variance = tl.where(variance < 0, 0.0, variance)
+        before = tl.load(running_mean + c)
+        spread = tl.load(running_var + c)
+        tl.store(statistics + c, before + offset)
+        tl.store(statistics + C + c, 1 / tl.sqrt(variance + eps))
+        tl.store(running_mean + c, before + momentum * offset)
+        tl.store(running_var + c, spread + momentum * (variance * (pixels / (pixels - 1.0)) - spread))
+        tl.store(batches, tl.load(batches) + 1)
+        tl.store(tickets, 0)
 
 
 @triton.jit
@@ -119,6 +171,14 @@ def _map_kernel(
     STEPS: tl.constexpr,  # of COLUMNS columns each, to cover them
     K: tl.constexpr,  # COLUMNS * C_SOURCE, at least, as a power of 2
     BLOCK: tl.constexpr,
+    partial=None,  # (programs, 2, C_TARGET); this and the rest where `batch_statistics` is wanted
+    statistics=None,
+    running_mean=None,
+    running_var=None,
+    batches=None,
+    tickets=None,
+    momentum=0.0,
+    eps=0.0,
 ):
     across: tl.constexpr = (W_TARGET + GROUP - 1) // GROUP
     m = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -166,6 +226,12 @@ def _map_kernel(
     begin = ((image * H_TARGET + row) * W_TARGET + place * GROUP) * C_TARGET
     within = (m < groups)[:, None] & (place[:, None] * GROUP + to[None, :] < W_TARGET)
     tl.store(target + begin[:, None] + n[None, :], total.to(target.dtype.element_ty), mask=within)
+    if partial is not None:
+        pixels = groups // across * W_TARGET
+        batch_statistics(
+            total, within, partial, statistics, running_mean, running_var, batches, tickets, pixels, momentum, eps,
+            GROUP, C_TARGET,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["blocks"])
@@ -235,61 +301,75 @@ def _sum_kernel(
 # first fills the empty outputs, a twentieth of a training step.
 @custom_op("kernelhead::conv3x3", mutates_args=())
 def _forward(x: Tensor, weight: Tensor, stride: int) -> Tensor:
-    return _map(x, weight, _output(x, weight, stride), stride, FORWARD[_key(weight, stride)], transposed=False)
+    return map_pixels(x, weight, output(x, weight, stride), stride, FORWARD[key(weight, stride)], transposed=False)
 
 
 @_forward.register_fake
-def _output(x: Tensor, weight: Tensor, stride: int) -> Tensor:
+def output(x: Tensor, weight: Tensor, stride: int) -> Tensor:
     height, width = ((side - 1) // stride + 1 for side in x.shape[2:])
-    return _empty(x, weight.shape[0], height, width, torch.bfloat16)
+    return empty(x, weight.shape[0], height, width, torch.bfloat16)
 
 
 @custom_op("kernelhead::conv3x3_dgrad", mutates_args=())
-def _dgrad(dy: Tensor, weight: Tensor, stride: int, height: int, width: int, dtype: torch.dtype) -> Tensor:
-    dx = _empty(dy, weight.shape[1], height, width, dtype)
-    return _map(dy, weight, dx, stride, DGRAD[_key(weight, stride)], transposed=True)
+def dgrad(dy: Tensor, weight: Tensor, stride: int, height: int, width: int, dtype: torch.dtype) -> Tensor:
+    dx = empty(dy, weight.shape[1], height, width, dtype)
+    return map_pixels(dy, weight, dx, stride, DGRAD[key(weight, stride)], transposed=True)
 
 
-@_dgrad.register_fake
+@dgrad.register_fake
 def _(dy: Tensor, weight: Tensor, stride: int, height: int, width: int, dtype: torch.dtype) -> Tensor:
-    return _empty(dy, weight.shape[1], height, width, dtype)
+    return empty(dy, weight.shape[1], height, width, dtype)
 
 
-def _key(weight: Tensor, stride: int) -> tuple[int, int, int]:
+def key(weight: Tensor, stride: int) -> tuple[int, int, int]:
     return weight.shape[1], weight.shape[0], stride
 
 
-def _empty(like: Tensor, channels: int, height: int, width: int, dtype: torch.dtype) -> Tensor:
+def empty(like: Tensor, channels: int, height: int, width: int, dtype: torch.dtype) -> Tensor:
     shape = like.shape[0], channels, height, width
     return torch.empty(shape, dtype=dtype, device=like.device, memory_format=torch.channels_last)
 
 
-def _map(source: Tensor, weight: Tensor, target: Tensor, stride: int, tiles: Tiles, *, transposed: bool) -> Tensor:
-    """Fill the target. source, target (N, C, H, W)."""
-    samples, channels, height, width = target.shape
-    groups = samples * height * triton.cdiv(width, tiles.group)
+def map_pixels(
+    source: Tensor, weight: Tensor, target: Tensor, stride: int, tiles: Tiles, *, transposed: bool, **statistics: Any
+) -> Tensor:
+    """Fill the target. source, target (N, C, H, W); `statistics` are further arguments of the kernel."""
+    _, channels, height, width = target.shape
     reach = tiles.group // 2 + 1 if transposed and stride == 2 else stride * (tiles.group - 1) + 3
     along_target, along_source, along_row, along_column = weight.stride()
     if transposed:
         along_source, along_target = along_target, along_source
-    _map_kernel[(triton.cdiv(groups, tiles.block),)](
-        _channels_last(source), weight, target, groups, along_source, along_target, along_row, along_column,
+    _map_kernel[(programs(target, tiles),)](
+        channels_last(source), weight, target, _groups(target, tiles),
+        along_source, along_target, along_row, along_column,
         source.shape[2], source.shape[3], source.shape[1], height, width, channels, stride, transposed,
         tiles.group, tiles.columns, reach, triton.cdiv(reach, tiles.columns), _width(tiles.columns * source.shape[1]),
-        tiles.block, num_warps=tiles.warps, num_stages=tiles.stages,
+        tiles.block, **statistics, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return target
 
 
+def programs(target: Tensor, tiles: Tiles) -> int:
+    """How many fill the target."""
+    count: int = triton.cdiv(_groups(target, tiles), tiles.block)
+    return count
+
+
+def _groups(target: Tensor, tiles: Tiles) -> int:
+    samples, _, height, width = target.shape
+    count: int = samples * height * triton.cdiv(width, tiles.group)
+    return count
+
+
 @custom_op("kernelhead::conv3x3_wgrad", mutates_args=())
-def _wgrad(x: Tensor, dy: Tensor, weight: Tensor, stride: int) -> Tensor:
+def wgrad(x: Tensor, dy: Tensor, weight: Tensor, stride: int) -> Tensor:
     out_channels, channels, _, _ = weight.shape
-    how = WGRAD[_key(weight, stride)]
+    how = WGRAD[key(weight, stride)]
     pixels = dy.numel() // out_channels
     parts = min(how.parts, triton.next_power_of_2(triton.cdiv(pixels, how.block)))
     partial = torch.empty((parts, weight.numel()), dtype=torch.float32, device=x.device)
     _wgrad_kernel[(parts, 9 // how.columns, out_channels // how.channels)](
-        _channels_last(x), _channels_last(dy), partial, pixels, triton.cdiv(pixels, parts * how.block),
+        channels_last(x), channels_last(dy), partial, pixels, triton.cdiv(pixels, parts * how.block),
         x.shape[2], x.shape[3], channels, dy.shape[2], dy.shape[3], out_channels, stride,
         how.columns, how.channels, _width(how.columns * channels), how.block,
         num_warps=how.warps, num_stages=how.stages,
@@ -302,12 +382,12 @@ def _wgrad(x: Tensor, dy: Tensor, weight: Tensor, stride: int) -> Tensor:
     return grad
 
 
-@_wgrad.register_fake
+@wgrad.register_fake
 def _(x: Tensor, dy: Tensor, weight: Tensor, stride: int) -> Tensor:
     return torch.empty_like(weight)
 
 
-def _channels_last(x: Tensor) -> Tensor:
+def channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
@@ -324,15 +404,19 @@ def _save(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
 
 def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
     x, weight = ctx.saved_tensors
-    dx = dw = None
-    if ctx.needs_input_grad[0]:
-        if x.shape[1] == 3:  # images: their gradient is not worth a kernel
-            dx = conv2d_input(x.shape, weight.to(dy.dtype), dy, ctx.stride, 1).to(x.dtype)
-        else:
-            dx = _dgrad(dy, weight, ctx.stride, x.shape[2], x.shape[3], x.dtype)
-    if ctx.needs_input_grad[1]:
-        dw = _wgrad(x, dy, weight, ctx.stride)
+    dx = input_gradient(x, weight, dy, ctx.stride) if ctx.needs_input_grad[0] else None
+    dw = wgrad(x, dy, weight, ctx.stride) if ctx.needs_input_grad[1] else None
     return dx, dw, None
+
+
+def input_gradient(x: Tensor, weight: Tensor, dy: Tensor, stride: int) -> Tensor:
+    """With respect to x, for dy with respect to its convolution."""
+    dx: Tensor
+    if x.shape[1] == 3:  # images: their gradient is not worth a kernel
+        dx = conv2d_input(x.shape, weight.to(dy.dtype), dy, stride, 1).to(x.dtype)
+    else:
+        dx = dgrad(dy, weight, stride, x.shape[2], x.shape[3], x.dtype)
+    return dx
 
 
 _forward.register_autograd(_backward, setup_context=_save)

@@ -1,18 +1,24 @@
 """What `kernelhead train` can be told: a file of settings, flags over it, and defaults for the rest."""
 
 import difflib
+import math
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import yaml
 
 from kernelhead.backbones import expected_input, is_small
 from kernelhead.data.cifar import CLASSES
-from kernelhead.data.large import SHORT_SIDE
+from kernelhead.data.large import SETS, SHORT_SIDE
 from kernelhead.results import write_bytes
 from kernelhead.train.run import Run
 from kernelhead.train.schedule import Schedule
+
+# What may differ when a training goes on. Data may have moved: the checkpoint knows their labels.
+FREE = ("data", "device", "compile", "workers", "evaluate_every", "checkpoint_seconds", "tensorboard")
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "nothing"}
 
 
 @dataclass(frozen=True)
@@ -94,22 +100,40 @@ class TrainConfig:
         return yaml.safe_dump(asdict(self), sort_keys=False, allow_unicode=True)
 
     def _check(self) -> None:
-        positive = ("epochs", "batch_size", "learning_rate", "size", "short_side")
-        for name in positive:
-            if not getattr(self, name) > 0:
+        for name, value in asdict(self).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{name} must be a finite number, got {value}")
+        for name in ("epochs", "batch_size", "learning_rate", "size", "short_side"):
+            if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        for name in ("weight_decay", "warmup_epochs", "evaluate_every", "checkpoint_seconds", "momentum", "seed"):
-            if not getattr(self, name) >= 0:
+        for name in ("weight_decay", "warmup_epochs", "evaluate_every", "checkpoint_seconds", "workers"):
+            if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be at least 0 and below 1, got {self.momentum}")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed must be at least 0 and below 2**32, got {self.seed}")
         if self.small and self.size != 32:
             raise ValueError(f"the images of {self.data} are 32x32; size {self.size} is for large images")
 
 
 def make_config(file: Path | None, given: dict[str, Any]) -> TrainConfig:
-    """Defaults, then what the file says, then what was `given`, where None means nothing."""
-    settings = {**(_read(file) if file is not None else {}), **{k: v for k, v in given.items() if v is not None}}
+    """Defaults, then what the file says, then what was `given`, where None means nothing.
+
+    Options of the head are put together one by one. Paths become absolute: a training may go on, and a classifier be
+    evaluated, from elsewhere.
+    """
+    settings = _read(file) if file is not None else {}
+    options = {**settings.get("head_options", {}), **(given.get("head_options") or {})}
+    settings |= {name: value for name, value in given.items() if value is not None}
+    settings["head_options"] = {name: _number(value) for name, value in options.items()}
     if not settings.get("data"):
-        raise ValueError(f"no data: say --data with one of {', '.join(CLASSES)}, pets, cars, a folder or a packed file")
+        known = ", ".join([*CLASSES, *SETS])
+        raise ValueError(f"no data: say --data with one of {known}, a folder or a packed file")
+    for name in ("data", "weights"):
+        path = Path(settings.get(name) or "").expanduser()
+        if settings.get(name) not in (None, *CLASSES, *SETS) and path.exists():
+            settings[name] = str(path.resolve())
     return TrainConfig(**settings).completed()
 
 
@@ -117,9 +141,20 @@ def save_config(path: Path, config: TrainConfig) -> None:
     write_bytes(path, config.to_yaml().encode())
 
 
+def check_same(file: Path, config: TrainConfig) -> None:
+    """See that `config` describes the training that was begun with the settings in `file`."""
+    begun, now = asdict(make_config(file, {})), asdict(config)
+    for name in begun:
+        if name not in FREE and begun[name] != now[name]:
+            raise ValueError(
+                f"the training in {file.parent} was begun with {name} {begun[name]}, not {now[name]}: leave that as it "
+                "was to go on with it, or name another place with --out"
+            )
+
+
 def _read(file: Path) -> dict[str, Any]:
     try:
-        settings = yaml.safe_load(file.read_text())
+        settings = yaml.safe_load(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise FileNotFoundError(f"there is no file {file}") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -138,18 +173,22 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _as(kind: Any, value: Any, what: str) -> Any:
     """`value`, if it is of the kind that a field of `TrainConfig` has; 1 counts as 1.0, and '5e-4' too."""
-    allowed = getattr(kind, "__args__", (kind,))
-    if value is None and type(None) in allowed:
-        return None
-    if dict in [getattr(each, "__origin__", each) for each in (*allowed, kind)]:
-        if isinstance(value, dict):
-            return value
-    elif float in allowed and not isinstance(value, bool):
-        try:
-            return float(value)  # YAML 1.1 reads 5e-4 as a text
-        except (TypeError, ValueError):
-            pass
-    elif any(type(value) is each for each in allowed):
+    if get_origin(kind) is dict:
+        if not isinstance(value, dict):
+            raise ValueError(f"{what} is {value!r}, and has to be options with their values, such as {{degree: 9}}")
         return value
-    wanted = " or ".join("nothing" if each is type(None) else getattr(each, "__name__", str(each)) for each in allowed)
-    raise ValueError(f"{what} is {value!r}, and has to be {wanted}")
+    allowed = get_args(kind) or (kind,)
+    if type(value) in allowed:
+        return value
+    number = _number(value)
+    if float in allowed and type(number) in (int, float):
+        return float(number)
+    raise ValueError(f"{what} is {value!r}, and has to be {' or '.join(KINDS[each] for each in allowed)}")
+
+
+def _number(value: Any) -> Any:
+    """A text that reads as a number, as that number: YAML 1.1 takes 5e-4 for a text."""
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return float(value)
+    return value

@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -64,19 +63,16 @@ def join_world(device: torch.device) -> World:
     return World(distributed.get_rank(), distributed.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")))
 
 
-class _SumOverProcesses(torch.autograd.Function):
-    """The sum of a tensor over all processes, as is its gradient."""
+@torch.library.custom_op("kernelhead::sum_over_processes", mutates_args=())
+def _sum_over_processes(tensor: Tensor) -> Tensor:
+    """The sum of a tensor over all processes. Opaque to torch.compile, which in torch 2.11 loses the gradient's sum."""
+    total = tensor.clone(memory_format=torch.contiguous_format)
+    distributed.all_reduce(total)
+    return total
 
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        total = tensor.clone(memory_format=torch.contiguous_format)
-        distributed.all_reduce(total)
-        return total
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        total: Tensor = _SumOverProcesses.apply(gradients[0])
-        return total
+_sum_over_processes.register_fake(lambda tensor: tensor.new_empty(tensor.shape))
+_sum_over_processes.register_autograd(lambda ctx, gradient: _sum_over_processes(gradient))
 
 
 class _SynchronizedBatchNorm(_BatchNorm):
@@ -99,7 +95,7 @@ class _SynchronizedBatchNorm(_BatchNorm):
         own = torch.stack([mean, variance])
         rank, size = distributed.get_rank(), distributed.get_world_size()
         rows = torch.stack([own if row == rank else torch.zeros_like(own) for row in range(size)])
-        means, variances = _SumOverProcesses.apply(rows).unbind(1)
+        means, variances = _sum_over_processes(rows).unbind(1)
         mean = means.mean(0)
         variance = variances.mean(0) + (means - mean).square().mean(0)
         if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:

@@ -2,11 +2,13 @@
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SAME_REQUEST = 2.0  # seconds: `timeout` and `torchrun` signal a process and then its group
 
 
 class Interruption:
@@ -17,7 +19,7 @@ class Interruption:
 
 @contextmanager
 def deferred_interrupts() -> Iterator[Interruption]:
-    """Note SIGINT and SIGTERM instead of raising in the middle of a step; the second of them raises at once.
+    """Note SIGINT and SIGTERM instead of raising in the middle of a step; one that comes later raises at once.
 
     Signal handlers belong to the main thread: elsewhere nothing is changed.
     """
@@ -26,10 +28,14 @@ def deferred_interrupts() -> Iterator[Interruption]:
         yield interruption
         return
 
+    first = 0.0
+
     def note(signum: int, frame: FrameType | None) -> None:
-        if interruption.requested:
-            raise KeyboardInterrupt
-        interruption.requested = True
+        nonlocal first
+        if not interruption.requested:
+            interruption.requested, first = True, time.monotonic()
+        elif time.monotonic() - first > SAME_REQUEST:
+            raise KeyboardInterrupt("left at once, without saving; the last checkpoint stays")
 
     # None: a handler that was not installed from Python and could not be put back. What is ignored, as SIGINT is by the
     # background processes of a shell, stays ignored.

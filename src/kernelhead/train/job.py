@@ -11,22 +11,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kernelhead.backbones import count_parameters, expected_input, is_small
+from kernelhead.backbones import count_parameters, expected_input
+from kernelhead.data.cifar import CLASSES
 from kernelhead.data.images import Images
+from kernelhead.data.large import SHORT_SIDE
 from kernelhead.data.open import Opened, open_data, open_for_testing
 from kernelhead.data.packed import PictureFiles
 from kernelhead.data.streamed import StreamedImages
 from kernelhead.metrics import accuracy, summary
 from kernelhead.results import save_result
-from kernelhead.train.config import TrainConfig, save_config
+from kernelhead.train.checkpoint import History
+from kernelhead.train.config import TrainConfig, check_same, save_config
 from kernelhead.train.distributed import World
 from kernelhead.train.log import MetricsLog
-from kernelhead.train.loop import Moment, predict, train
+from kernelhead.train.loop import BATCH_PIXELS, Moment, predict, train
 from kernelhead.train.saved import MODEL_FILE, SavedClassifier, save_classifier
 
 CHECKPOINT_FILE = "checkpoint.safetensors"
 CONFIG_FILE = "config.yaml"
 NAMED = 5  # of the pictures left out, so many are named
+STREAMED_BATCH = 128  # a streamed image needs the memory of its picture, however small the network's input is
 
 Steps = Callable[[str, int, int], None]  # what, done, total
 
@@ -52,12 +56,31 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ValueError(f"unknown device {name!r}; choose auto, cpu or cuda") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"unknown device {name!r}; choose auto, cpu or cuda")
     if device.type == "cuda":
-        if not torch.cuda.is_available():
-            raise ValueError("there is no CUDA device here; --device cpu trains without one")
-        device = torch.device("cuda", device.index if device.index is not None else local_rank)
+        number, count = device.index if device.index is not None else local_rank, torch.cuda.device_count()
+        if not count:
+            raise ValueError("there is no CUDA device here; --device cpu does without one")
+        if number >= count:
+            raise ValueError(f"there is no CUDA device {number} here: they go from 0 to {count - 1}")
+        device = torch.device("cuda", number)
         torch.cuda.set_device(device)
     return device
+
+
+def check_place(out: Path, config: TrainConfig, resume: bool) -> None:
+    """See that a training can begin, or go on, in the folder `out` without harm to what is there."""
+    if out.exists() and not out.is_dir():
+        raise FileExistsError(f"{out} is a file; --out names a folder")
+    begun = (out / CHECKPOINT_FILE).exists() or History(out / CHECKPOINT_FILE, {}).previous.exists()
+    done = (out / MODEL_FILE).exists() or (out / "result.json").exists()
+    if (begun or done) and not resume:
+        raise FileExistsError(f"{out} already holds a training; --resume goes on with it, --out names another place")
+    if done and not begun:
+        raise FileExistsError(f"{out} holds a training without a checkpoint to go on from; --out names another place")
+    if begun and (out / CONFIG_FILE).exists():
+        check_same(out / CONFIG_FILE, config)
 
 
 def open_for(
@@ -78,9 +101,8 @@ def open_for(
             workers=config.workers,
             progress=progress,
         )
-    if opened.left_out and world.rank == 0:
-        names = _some(opened.left_out)
-        warnings.warn(f"{len(opened.left_out)} pictures are missing or cannot be read: {names}", stacklevel=3)
+    if world.rank == 0:
+        _warn_of(opened.left_out)
     return opened
 
 
@@ -99,7 +121,12 @@ def train_classifier(
     """
     world = world or World()
     run, schedule = config.run(), config.schedule()
-    log = MetricsLog(out / "metrics.jsonl", out / "tensorboard" if config.tensorboard else None)
+    if len(opened.train) < schedule.batch_size:
+        raise ValueError(
+            f"{config.data} has {len(opened.train)} training images, fewer than a batch of {schedule.batch_size}; "
+            "choose a smaller batch size"
+        )
+    log = MetricsLog(out / "metrics.jsonl", out / "tensorboard" if config.tensorboard and world.rank == 0 else None)
     if world.rank == 0:
         save_config(out / CONFIG_FILE, config)
     began = time.monotonic()
@@ -115,9 +142,10 @@ def train_classifier(
         test_accuracy = None
         if moment.epoch_done:
             seconds = time.monotonic() - began
-            last = moment.epoch == schedule.epochs
-            if config.evaluate_every and moment.epoch % config.evaluate_every == 0 and not last:
-                test_accuracy = accuracy(predict(moment.results[0].model, opened.test), opened.test.labels.cpu())
+            asked = config.evaluate_every and moment.epoch % config.evaluate_every == 0
+            trained = moment.results[0]
+            if asked and moment.epoch < schedule.epochs and trained.diverged_at is None:
+                test_accuracy = accuracy(_logits(trained.model, opened.test), opened.test.labels.cpu())
             log.write(_record(moment, seconds, test_accuracy))
             began = time.monotonic()
         if watch is not None:
@@ -154,10 +182,12 @@ def train_classifier(
             f"the loss was not finite any more at step {trained.diverged_at}; a smaller learning rate than "
             f"{config.learning_rate:g} may help (recorded in {out / 'result.json'})"
         )
-    logits = predict(trained.model, opened.test)
+    logits = _logits(trained.model, opened.test)
     result |= summary(logits, opened.test.labels.cpu()) | _alpha(trained.model.head)
     saved = SavedClassifier(trained.model, run, opened.classes, opened.input, asdict(config))
     save_classifier(out / MODEL_FILE, saved)
+    if log.records and log.records[-1]["test_accuracy"] is None:
+        log.add({"test_accuracy": result["accuracy"]})
     save_result(out / "result.json", result)
     return result
 
@@ -169,18 +199,29 @@ def evaluate_classifier(
 
     A folder without a part for testing counts as a whole. Its classes are recognised by their names.
     """
-    config = TrainConfig(**saved.settings)
     images: Images
     if data is None:
+        try:
+            config = TrainConfig(**saved.settings)
+        except TypeError as error:
+            raise ValueError(f"its own data are not known ({error}); name some to evaluate it on") from error
         opened = open_for(config, device, progress=progress)
         images, classes = opened.test, opened.classes
     else:
-        images, classes = open_for_testing(data, saved.input, device, short_side=config.short_side, progress=progress)
+        images, classes, left_out = open_for_testing(
+            data,
+            saved.input,
+            device,
+            short_side=saved.settings.get("short_side", SHORT_SIDE),
+            margin=_margin(saved),
+            progress=progress,
+        )
+        _warn_of(left_out)
     unknown = [name for name in classes if name not in saved.classes]
     if unknown:
         raise ValueError(f"the classifier knows no class {unknown[0]!r}; its classes are {_some(saved.classes)}")
     place = torch.tensor([saved.classes.index(name) for name in classes])
-    logits = predict(saved.model.to(device), images, progress=_named("evaluating", progress))
+    logits = _logits(saved.model.to(device), images, _named("evaluating", progress))
     return {"images": len(images), **summary(logits, place[images.labels.cpu()])}
 
 
@@ -188,19 +229,35 @@ def predict_pictures(
     saved: SavedClassifier, paths: Sequence[Path], device: torch.device, progress: Steps | None = None
 ) -> tuple[Tensor, dict[int, str]]:
     """Probabilities (n, C) of the classes for picture files, and for those that cannot be read a sentence each."""
-    size = saved.input.size
-    small = is_small(saved.run.backbone)
-    files = PictureFiles(paths, short_side=size if small else saved.settings["short_side"])
+    files = PictureFiles(paths, short_side=saved.settings.get("short_side", SHORT_SIDE))
     images = StreamedImages(
         files,
-        size=size,
+        size=saved.input.size,
         mean=[255 * value for value in saved.input.mean],
         std=[255 * value for value in saved.input.std],
         device=device,
-        margin=1.0 if saved.settings["data"].startswith("cifar") else None,
+        margin=_margin(saved),
     )
-    logits = predict(saved.model.to(device), images, progress=_named("predicting", progress))
+    logits = _logits(saved.model.to(device), images, _named("predicting", progress))
     return torch.softmax(logits.double(), 1), files.broken
+
+
+def _logits(model: nn.Module, images: Images, progress: Callable[[int, int], None] | None = None) -> Tensor:
+    batch_size = None
+    if isinstance(images, StreamedImages):
+        batch_size = max(1, min(STREAMED_BATCH, BATCH_PIXELS // images.size**2))
+    return predict(model, images, batch_size=batch_size, progress=progress)
+
+
+def _margin(saved: SavedClassifier) -> float | None:
+    """A network that was trained on whole images of CIFAR is shown the whole of a picture."""
+    return 1.0 if saved.settings.get("data") in CLASSES else None
+
+
+def _warn_of(left_out: Sequence[str]) -> None:
+    if left_out:
+        sentence = f"{len(left_out)} pictures are missing or cannot be read: {_some(left_out)}"
+        warnings.warn(sentence, stacklevel=3)
 
 
 def _record(moment: Moment, seconds: float, test_accuracy: float | None) -> dict[str, Any]:

@@ -14,7 +14,10 @@ class MetricsLog:
         self.path = path
         self.records: list[dict[str, Any]] = []
         if path.exists():
-            self.records = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+            try:
+                self.records = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+            except ValueError as error:
+                raise ValueError(f"{path} is not lines of JSON ({error}); mend it, or move it away") from error
         self.writer: Any = None
         if tensorboard is not None:
             try:
@@ -35,10 +38,15 @@ class MetricsLog:
 
     def write(self, record: dict[str, Any]) -> None:
         self.start_from(record["epoch"])
-        self.records.append(record)
+        self.records.append({})
+        self.add(record)
+
+    def add(self, figures: dict[str, Any]) -> None:
+        """Add figures to the last line."""
+        self.records[-1] |= figures
         write_bytes(self.path, "".join(json.dumps(each) + "\n" for each in self.records).encode())
         if self.writer is not None:
-            for name, value in record.items():
+            for name, value in figures.items():
                 if name != "epoch" and value is not None:
-                    self.writer.add_scalar(name, value, record["epoch"])
+                    self.writer.add_scalar(name, value, self.records[-1]["epoch"])
             self.writer.flush()

@@ -44,7 +44,7 @@ class Moment:
 
 def train(
     runs: Sequence[Run],
-    data: Images,
+    data: Images | Sequence[Images],
     num_classes: int,
     schedule: Schedule,
     *,
@@ -54,7 +54,7 @@ def train(
     world: World | None = None,
     progress: Callable[[Moment], None] | None = None,
 ) -> list[Trained]:
-    """Train several runs at once on the device where `data` lives.
+    """Train several runs at once on the device where `data` lives: the same for all, or as many images for each.
 
     A run whose loss is not finite stops at the end of that epoch, with the step recorded; the others go on.
 
@@ -65,11 +65,17 @@ def train(
     `compiled` uses torch.compile. `progress` is called after each epoch, and within one where steps are slow.
     """
     world = world or World()
-    device = data.labels.device
-    per_epoch = schedule.steps(len(data))
-    members = [Member(run, data, num_classes, schedule, compiled=compiled, world=world) for run in runs]
+    of_run = list(data) if isinstance(data, Sequence) else [data] * len(runs)
+    if len({len(images) for images in of_run}) != 1:
+        raise ValueError(f"runs trained at once need as many images each, got {[len(images) for images in of_run]}")
+    device = of_run[0].labels.device
+    per_epoch = schedule.steps(len(of_run[0]))
+    members = [
+        Member(run, images, num_classes, schedule, compiled=compiled, world=world)
+        for run, images in zip(runs, of_run, strict=True)
+    ]
     results = [Trained(m.run, m.model, m.losses, m.accuracies) for m in members]
-    history = History(checkpoint, identify(runs, data, num_classes, schedule))
+    history = History(checkpoint, identify(runs, of_run, num_classes, schedule))
     first = history.load(members, results)
     if world.any(world.mean(torch.tensor(float(first), device=device)).item() != first, device):
         raise ValueError("the processes found different checkpoints: they have to share the folder where it is")

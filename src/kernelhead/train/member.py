@@ -1,6 +1,7 @@
 """One run in training: everything that its step reads and writes, on the device."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
@@ -9,9 +10,11 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from kernelhead.data.resident import ResidentImages
+from kernelhead.losses import distillation_loss
 from kernelhead.parameters import parameter_groups
 from kernelhead.train.distributed import World, synchronize_batch_norm
 from kernelhead.train.run import Run
+from kernelhead.train.saved import load_classifier
 from kernelhead.train.schedule import Schedule, epoch_noise, epoch_order, mix
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ class Member:
         self.model = run.create(num_classes).to(device).train()
         if device.type == "cuda":
             self.model = self.model.to(memory_format=torch.channels_last)
+        self.teacher = None if run.teacher is None else _teacher(run.teacher, num_classes, device)
         self.groups = parameter_groups(self.model, run.weight_decay)
         self.parameters: list[Tensor] = [parameter for group in self.groups for parameter in group["params"]]
         self.velocity = [torch.zeros_like(parameter) for parameter in self.parameters]
@@ -118,7 +122,12 @@ class Member:
             images = images.contiguous(memory_format=torch.channels_last)
         with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
             logits = self.network(images)
-            loss = F.cross_entropy(logits, labels)
+            if self.teacher is None:
+                loss = F.cross_entropy(logits, labels)
+            else:
+                with torch.no_grad():
+                    scores = self.teacher(images)
+                loss = distillation_loss(logits, scores, temperature=self.run.temperature)
         return loss, (logits.detach().argmax(1) == labels).float().mean()
 
     def step(self) -> None:
@@ -173,3 +182,11 @@ def _compile(function: Callable[P, R]) -> Callable[P, R]:
     limit = config.patch(recompile_limit=config.accumulated_recompile_limit)
     compiled: Callable[P, R] = limit(torch.compile(function, fullgraph=True, dynamic=False))
     return compiled
+
+
+def _teacher(path: str, num_classes: int, device: torch.device) -> nn.Module:
+    saved = load_classifier(Path(path))
+    if len(saved.classes) != num_classes:
+        raise ValueError(f"the teacher {path} knows {len(saved.classes)} classes, the data have {num_classes}")
+    model = saved.model.to(device).requires_grad_(False)
+    return model.to(memory_format=torch.channels_last) if device.type == "cuda" else model

@@ -12,7 +12,11 @@ from kernelhead.heads import create_head
 
 @dataclass(frozen=True)
 class Run:
-    """What may differ between runs that are trained at once."""
+    """What may differ between runs that are trained at once.
+
+    `teacher` is the file of a trained classifier (see `saved`) whose scores, softened by `temperature`, are learned
+    instead of the labels.
+    """
 
     backbone: str
     head: str
@@ -21,6 +25,8 @@ class Run:
     seed: int = 0
     head_options: dict[str, Any] = field(default_factory=dict)
     backbone_options: dict[str, Any] = field(default_factory=dict)
+    teacher: str | None = None
+    temperature: float = 20.0
 
     def create(self, num_classes: int) -> Classifier:
         """The network at its start, the same for the same seed."""

@@ -4,6 +4,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from kernelhead.backbones import Classifier, Input
 from kernelhead.train.checkpoint import BrokenCheckpointError, load_checkpoint, save_checkpoint
 from kernelhead.train.run import Run
@@ -40,6 +42,8 @@ def load_classifier(path: Path) -> SavedClassifier:
     """Read a classifier from its file, or from the folder of its training. It is in evaluation mode, on the CPU."""
     file = path / MODEL_FILE if path.is_dir() else path
     if not file.exists():
+        if path.is_dir() and (path / "result.json").exists():
+            raise FileNotFoundError(f"the training in {path} diverged and left no classifier, as result.json says")
         if path.is_dir() and (path / "config.yaml").exists():
             raise FileNotFoundError(
                 f"the training in {path} is not finished; 'kernelhead train --resume --out {path}' goes on with it"
@@ -48,6 +52,14 @@ def load_classifier(path: Path) -> SavedClassifier:
     tensors, state = load_checkpoint(file)
     if state.get("format") != FORMAT:
         raise BrokenCheckpointError(f"{file} is not a trained classifier of kernelhead")
+    try:
+        return _restore(tensors, state)
+    except (KeyError, TypeError, RuntimeError) as error:
+        words = " ".join(str(error).split())
+        raise BrokenCheckpointError(f"{file} is not of this version of kernelhead ({words})") from error
+
+
+def _restore(tensors: dict[str, Tensor], state: dict[str, Any]) -> SavedClassifier:
     run = Run(**state["run"])
     # The weights come from this file, so those that training started from are not looked for.
     options = {name: value for name, value in run.backbone_options.items() if name not in ("pretrained", "weights")}
