@@ -59,13 +59,14 @@ def digest(tensors: dict[str, Tensor], state: str = "") -> str:
 
 def identify(runs: "Sequence[Run]", data: "Sequence[Images]", num_classes: int, schedule: "Schedule") -> dict[str, Any]:
     """What must be the same for a training to go on from a checkpoint."""
-    labels = {id(images): images.labels.cpu() for images in data}  # most often the same for all runs
+    labels = {id(images): digest({"labels": images.labels.cpu()}) for images in data}  # most often one for all runs
     return {
         "runs": [asdict(run) for run in runs],
         "schedule": asdict(schedule),
         "classes": num_classes,
         "images": len(data[0]),
-        "labels": digest({str(number): each for number, each in enumerate(labels.values())}),
+        "size": data[0].size,
+        "labels": [labels[id(images)] for images in data],
     }
 
 

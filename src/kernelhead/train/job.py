@@ -130,15 +130,11 @@ def train_classifier(
     if world.rank == 0:
         save_config(out / CONFIG_FILE, config)
     began = time.monotonic()
-    first = True
 
     def progress(moment: Moment) -> None:
-        nonlocal began, first
+        nonlocal began
         if world.rank:
             return
-        if first:
-            log.start_from(moment.epoch)
-            first = False
         test_accuracy = None
         if moment.epoch_done:
             seconds = time.monotonic() - began

@@ -1,0 +1,133 @@
+"""What is trained for one cell of a table, and how: the words in which tables of the paper are written down."""
+
+import json
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Subset:
+    """A share of the training images, chosen by `strategy` (see `kernelhead.active`) for a model trained on a tenth."""
+
+    strategy: str
+    percent: int
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A network, its head, and the images it is trained on.
+
+    Args:
+        data: cifar10, cifar100, pets or cars.
+        backbone, backbone_options, head, head_options: as in `Run`.
+        subset: train on these images alone.
+        teacher: learn the scores of this one's networks, by seed, instead of the labels.
+        seed_model: the one that chooses the subset, by seed.
+        chosen_as: take learning rate and weight decay as chosen for this one.
+    """
+
+    data: str
+    backbone: str
+    head: str
+    backbone_options: dict[str, Any] = field(default_factory=dict)
+    head_options: dict[str, Any] = field(default_factory=dict)
+    subset: Subset | None = None
+    teacher: "Recipe | None" = None
+    seed_model: "Recipe | None" = None
+    chosen_as: "Recipe | None" = None
+
+    @property
+    def key(self) -> str:
+        """A name that tells it from all others on the same data, fit for a folder."""
+        words = [self.backbone.removeprefix("cifar_"), *_words(self.backbone_options)]
+        words += [self.head, *_words(self.head_options)]
+        if self.teacher is not None:
+            words.append(f"taught-by-{self.teacher.key}")
+        if self.subset is not None:
+            words.append(f"{self.subset.strategy.replace('-', '')}{self.subset.percent}")
+        return "-".join(words)
+
+
+def _words(options: dict[str, Any]) -> list[str]:
+    """Options as words: {"rectified": True, "kernel": "rbf"} -> ["rectified", "rbf"]."""
+    return [
+        name if value is True else value if isinstance(value, str) else f"{name}{value}"
+        for name, value in sorted(options.items())
+    ]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What learning rate and weight decay are chosen from, on held-out training images, and the batch."""
+
+    name: str
+    learning_rates: tuple[float, ...]
+    weight_decays: tuple[float, ...]
+    batch_size: int
+    warmup_epochs: int = 5
+
+    def candidates(self) -> list[tuple[float, float]]:
+        return [(rate, decay) for decay in self.weight_decays for rate in self.learning_rates]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A place in a table: its row and column as the paper has them, and what is trained for it."""
+
+    row: str
+    column: str
+    recipe: Recipe
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table of the paper.
+
+    Cells of the column SM, or SM and a word, are the softmax baseline of the cells beside them; a table without such a
+    column is compared with `reference`, a cell of another table.
+    """
+
+    name: str
+    title: str
+    cells: tuple[Cell, ...]
+    protocols: dict[str, Protocol]
+    reference: "tuple[str, Cell] | None" = None
+    notes: tuple[str, ...] = ()
+
+    def baseline(self, cell: Cell) -> tuple[str, Cell] | None:
+        """The softmax cell that a cell is compared with, and the name of its table; None for such a cell itself."""
+        _, *word = cell.column.split()
+        column = " ".join(["SM", *word])
+        if cell.column == column:
+            return None
+        beside = [other for other in self.cells if (other.row, other.column) == (cell.row, column)]
+        return (self.name, beside[0]) if beside else self.reference
+
+
+def paper_number(table: str, cell: Cell) -> float | str | None:
+    """What the paper reports: a percentage, or a word."""
+    numbers = paper_numbers()[table]
+    number: float | str | None = numbers["rows"][cell.row][numbers["columns"].index(cell.column)]
+    return number
+
+
+@cache
+def paper_numbers() -> dict[str, Any]:
+    """Every number of the paper's tables."""
+    numbers: dict[str, Any] = json.loads(resources.files("kernelhead.paper").joinpath("numbers.json").read_text())
+    return numbers
+
+
+GRID = (0.05, 0.1, 0.3, 1.0)
+CIFAR_PROTOCOLS = {
+    "paper": Protocol("paper", GRID, (1e-4,), 128),
+    "tuned": Protocol("tuned", GRID, (1e-4, 5e-4), 128),
+}
+# Fine-tuning needs smaller steps: features of a trained network are long, and a softmax head does not scale them.
+TRANSFER_GRID = (0.003, 0.01, 0.03, 0.1)
+TRANSFER_PROTOCOLS = {
+    "paper": Protocol("paper", TRANSFER_GRID, (1e-4,), 64),
+    "tuned": Protocol("tuned", TRANSFER_GRID, (1e-4, 5e-4), 64),
+}

@@ -1,0 +1,307 @@
+"""Run what is missing of a table: several trainings at once, each recorded as soon as it is done."""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernelhead import metrics
+from kernelhead.active import select
+from kernelhead.backbones import count_parameters, expected_input
+from kernelhead.data.folder import hold_out
+from kernelhead.data.images import Images
+from kernelhead.data.open import Opened, open_data
+from kernelhead.paper.labelling import FIRST, PERCENTS
+from kernelhead.paper.quick import open_quick
+from kernelhead.paper.recipe import Experiment, Protocol, Recipe
+from kernelhead.paper.store import Job, Store
+from kernelhead.results import save_result
+from kernelhead.train.checkpoint import BrokenCheckpointError, load_checkpoint, save_checkpoint
+from kernelhead.train.loop import Moment, Run, Trained, predict, train
+from kernelhead.train.saved import SavedClassifier, load_classifier, save_classifier
+from kernelhead.train.schedule import Schedule
+
+HELD_OUT = 0.1  # of the training images: 5,000 of CIFAR's
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user may choose."""
+
+    epochs: int
+    seeds: int = 1
+    protocols: tuple[str, ...] = ("paper",)
+    only: tuple[str, ...] = ()
+    at_once: int = 1
+    compiled: bool = False
+    quick: bool = False
+    weights: str | None = None
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Trainings done of those in all, and what goes on now."""
+
+    done: int
+    total: int
+    what: str
+    moment: Moment | None = None
+
+
+def chosen_recipes(experiment: Experiment, only: Sequence[str]) -> list[Recipe]:
+    """The recipes of the cells whose row or column is named, each once; all where nothing is named."""
+    names = {name for cell in experiment.cells for name in (cell.row, cell.column, *cell.column.split())}
+    unknown = [word for word in only if word not in names]
+    if unknown:
+        raise ValueError(f"{experiment.name} has no row or column {unknown[0]!r}; it has {', '.join(sorted(names))}")
+    rows = [word for word in only if any(cell.row == word for cell in experiment.cells)]
+    columns = [word for word in only if word not in rows]
+    recipes = {
+        (cell.recipe.data, cell.recipe.key): cell.recipe
+        for cell in experiment.cells
+        if (not rows or cell.row in rows)
+        and (not columns or any(word == cell.column or word in cell.column.split() for word in columns))
+    }
+    return list(recipes.values())
+
+
+def adapted(protocol: Protocol, quick: bool) -> Protocol:
+    """A protocol as it is, or one that shows in a moment whether everything runs."""
+    if not quick:
+        return protocol
+    return replace(protocol, learning_rates=protocol.learning_rates[:2], batch_size=16, warmup_epochs=1)
+
+
+def run(experiment: Experiment, root: Path, settings: Settings, progress: Callable[[Progress], None]) -> None:
+    """Run what is missing of a table, its dependencies first. Can be stopped and called again at any point."""
+    store = Store(root, settings.epochs)
+    protocols = [adapted(experiment.protocols[name], settings.quick) for name in settings.protocols]
+    recipes = chosen_recipes(experiment, settings.only)
+    seeds = range(settings.seeds)
+    source = _Source(settings)
+    while True:
+        missing = {
+            job.path: job
+            for protocol in protocols
+            for recipe in recipes
+            for job in store.missing(recipe, protocol, seeds)
+        }
+        if not missing:
+            return
+        jobs = _alike(list(missing.values()))[: settings.at_once]
+        counts = [store.count(recipe, protocol, seeds) for protocol in protocols for recipe in recipes]
+        done, total = (sum(numbers) for numbers in zip(*counts, strict=True))
+        _train(jobs, store, source, settings, partial(_with_counts, progress, done, total))
+
+
+def _with_counts(progress: Callable[[Progress], None], done: int, total: int, now: Progress) -> None:
+    progress(replace(now, done=done, total=total))
+
+
+def _alike(jobs: list[Job]) -> list[Job]:
+    """Those that can be trained together with the first: on as many images of the same data, in the same batches."""
+
+    def kind(job: Job) -> tuple[Any, ...]:
+        percent = None if job.recipe.subset is None else job.recipe.subset.percent
+        return job.recipe.data, job.choosing, percent, job.protocol.batch_size, job.protocol.warmup_epochs
+
+    return [job for job in jobs if kind(job) == kind(jobs[0])]
+
+
+class _Source:
+    """The data set in use; only one is kept in memory."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.name: str | None = None
+
+    def open(self, name: str) -> Opened:
+        if self.name != name:
+            device = torch.device(self.settings.device)
+            self.opened = open_quick(name, device) if self.settings.quick else _open(name, device)
+            self.name = name
+        return self.opened
+
+
+def _open(name: str, device: torch.device) -> Opened:
+    return open_data(name, expected_input("resnet50"), device)
+
+
+def _train(
+    jobs: Sequence[Job], store: Store, source: _Source, settings: Settings, progress: Callable[[Progress], None]
+) -> None:
+    recipe, protocol = jobs[0].recipe, jobs[0].protocol
+    what = f"{recipe.data}: {len(jobs)} x {'choosing' if jobs[0].choosing else 'training'}, first {recipe.key}"
+    progress(Progress(0, 0, what))
+    opened = source.open(recipe.data)
+    images, test = [], []
+    for job in jobs:
+        training, testing = _images(job, opened, store)
+        images.append(training)
+        test.append(testing)
+    schedule = Schedule(settings.epochs, protocol.batch_size, warmup_epochs=protocol.warmup_epochs)
+    checkpoint = store.root / ".partial" / f"{_digest(jobs)}.safetensors"
+    began = time.perf_counter()
+    trained = train(
+        [_run(job, store, settings) for job in jobs],
+        images,
+        len(opened.classes),
+        schedule,
+        compiled=settings.compiled,
+        checkpoint=checkpoint,
+        progress=lambda moment: progress(Progress(0, 0, what, moment)),
+    )
+    seconds = (time.perf_counter() - began) / len(jobs)
+    for job, result, training, testing in zip(jobs, trained, images, test, strict=True):
+        _record(job, result, opened, training, testing, store, seconds, len(jobs))
+    for leftover in checkpoint.parent.glob(f"{checkpoint.stem}*"):
+        leftover.unlink()
+
+
+def _digest(jobs: Sequence[Job]) -> str:
+    return hashlib.sha256("\n".join(str(job.path) for job in jobs).encode()).hexdigest()[:16]
+
+
+def _run(job: Job, store: Store, settings: Settings) -> Run:
+    recipe = job.recipe
+    options = dict(recipe.backbone_options)
+    if options.get("pretrained") and settings.quick:
+        del options["pretrained"]
+    elif options.get("pretrained") and settings.weights is not None:
+        options = {**options, "pretrained": False, "weights": settings.weights}
+    teacher = None if recipe.teacher is None else store.model_path(recipe.teacher, job.protocol, job.seed)
+    return Run(
+        recipe.backbone,
+        recipe.head,
+        job.learning_rate,
+        job.weight_decay,
+        job.seed,
+        dict(recipe.head_options),
+        options,
+        teacher=None if teacher is None else str(teacher),
+    )
+
+
+def _images(job: Job, opened: Opened, store: Store) -> tuple[Images, Images]:
+    """What a job trains on and what it is tested on."""
+    if job.choosing:
+        kept, held = hold_out(opened.train.labels.cpu().numpy(), HELD_OUT, seed=0)
+        return opened.train.restricted(kept), opened.train.restricted(held)
+    if job.recipe.subset is not None:
+        return opened.train.restricted(_subset(job, opened, store)), opened.test
+    return opened.train, opened.test
+
+
+def _subset(job: Job, opened: Opened, store: Store) -> Tensor:
+    """Indices of a subset for active learning: the random tenth of the seed model, and what was chosen then."""
+    recipe = job.recipe
+    assert recipe.subset is not None
+    samples = len(opened.train)
+    count = samples * recipe.subset.percent // 100
+    random = select("random", samples * PERCENTS[-1] // 100, samples=samples, seed=job.seed)
+    if recipe.subset.strategy == "random" or recipe.seed_model is None:
+        return random[:count]
+    model_path = store.model_path(recipe.seed_model, job.protocol, job.seed)
+    place = model_path.with_name(f"{model_path.stem}-{recipe.subset.strategy}.safetensors")
+    first = random[: samples * FIRST // 100]
+    try:
+        chosen = load_checkpoint(place)[0]["chosen"]
+    except BrokenCheckpointError:
+        logits, embeddings = _embed(load_classifier(model_path), opened.train)
+        chosen = select(
+            recipe.subset.strategy,
+            len(random) - len(first),
+            probabilities=torch.softmax(logits, 1),
+            embeddings=embeddings,
+            labelled=first,
+        )
+        save_checkpoint(place, {"chosen": chosen}, {"strategy": recipe.subset.strategy, "seed": job.seed})
+    return torch.cat([first, chosen])[:count]
+
+
+def _embed(saved: SavedClassifier, data: Images) -> tuple[Tensor, Tensor]:
+    """Logits (n, C) and features (n, D) of all images, on the CPU and the device."""
+    model = saved.model.to(data.labels.device)
+    return predict(model, data), predict(model.backbone, data).to(data.labels.device)
+
+
+def _record(
+    job: Job,
+    trained: Trained,
+    opened: Opened,
+    training: Images,
+    testing: Images,
+    store: Store,
+    seconds: float,
+    at_once: int,
+) -> None:
+    per_epoch = len(trained.losses) // job.epochs
+    result: dict[str, Any] = {
+        "experiment": job.recipe.data,
+        "protocol": job.protocol.name,
+        "method": job.recipe.key,
+        "seed": job.seed,
+        "config": {
+            **asdict(trained.run),
+            "epochs": job.epochs,
+            "batch_size": job.protocol.batch_size,
+            "warmup_epochs": job.protocol.warmup_epochs,
+            "choosing": job.choosing,
+        },
+        "images": {"train": len(training), "test": len(testing), "left_out": len(opened.left_out)},
+        "parameters": {part: count_parameters(getattr(trained.model, part)) for part in ("backbone", "head")},
+        "curve": {
+            "loss": _per_epoch(trained.losses, per_epoch),
+            "accuracy": _per_epoch(100 * trained.accuracies, per_epoch),
+        },
+        "seconds": seconds,
+        "at_once": at_once,
+        "diverged_at": trained.diverged_at,
+        "accuracy": None,
+    }
+    if trained.diverged_at is None:
+        result |= metrics.summary(predict(trained.model, testing), testing.labels.cpu())
+        alpha = getattr(trained.model.head, "alpha", None)
+        if alpha is not None:
+            result["alpha"] = alpha.detach().float().tolist()
+        if not job.choosing:
+            result["choice"] = _choice(job, store)
+            saved = SavedClassifier(
+                trained.model, trained.run, opened.classes, opened.input, {"data": job.recipe.data, "short_side": 480}
+            )
+            save_classifier(job.path.with_suffix(".safetensors"), saved)
+    save_result(job.path, result)
+
+
+def _choice(job: Job, store: Store) -> list[dict[str, Any]]:
+    """What was chosen from: candidates and their held-out accuracy."""
+    chooser = job.recipe.chosen_as or job.recipe
+    found = []
+    for rate, decay in job.protocol.candidates():
+        result = store.read(store.choice_path(chooser, job.protocol, rate, decay))
+        if result is not None:
+            found.append({"learning_rate": rate, "weight_decay": decay, "held_out_accuracy": result["accuracy"]})
+    return found
+
+
+def _per_epoch(values: Tensor, per_epoch: int) -> list[float | None]:
+    """Means over epochs, in four digits; None where there is none."""
+    means = values.cpu().double().view(-1, per_epoch).mean(1).numpy()
+    return [float(f"{mean:.4g}") if np.isfinite(mean) else None for mean in means]
+
+
+def estimate(results: Iterator[dict[str, Any]]) -> dict[tuple[str, str], float]:
+    """Seconds an epoch of finished runs, by data and backbone."""
+    seen: dict[tuple[str, str], list[float]] = {}
+    for result in results:
+        pace = result["seconds"] / result["config"]["epochs"]
+        seen.setdefault((result["experiment"], result["config"]["backbone"]), []).append(pace)
+    return {key: float(np.median(paces)) for key, paces in seen.items()}

@@ -1,0 +1,97 @@
+"""The HTML page of all tables: one file that needs no network and no JavaScript."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import torch
+
+from kernelhead import kernels
+from kernelhead._version import __version__
+from kernelhead.paper.table import NOT_RUN, Table
+from kernelhead.report.chart import BarChart, Chart, Series, escape, figure, number
+from kernelhead.results import write_bytes
+
+MUTED = (NOT_RUN, "diverged")  # cells that begin so hold no number
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table and the charts that belong to it."""
+
+    table: Table
+    charts: Sequence[Chart | BarChart] = ()
+
+
+def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
+    """Write the page, whole or not at all."""
+    names: list[str] = []
+    for section in sections:
+        name = "table-" + (re.sub(r"[^a-z0-9]+", "-", section.table.name.lower()).strip("-") or "unnamed")
+        names.append(name if name not in names else f"{name}-{len(names) + 1}")
+    links = [
+        f'<li><a href="#{name}">{escape(section.table.title)}</a></li>'
+        for name, section in zip(names, sections, strict=True)
+    ]
+    parts = {
+        "TITLE": escape(title),
+        "LINKS": "\n".join(links) or "<li>no tables yet</li>",
+        "SECTIONS": "\n".join(_section(name, section) for name, section in zip(names, sections, strict=True)),
+        "VERSION": escape(__version__),
+    }
+    template = resources.files("kernelhead.report").joinpath("page.html").read_text(encoding="utf-8")
+    page = re.sub(r"/\*([A-Z]+)\*/", lambda match: parts[match[1]], template)
+    write_bytes(path, page.encode())
+
+
+def _section(name: str, section: Section) -> str:
+    table = section.table
+    parts = [f'<section id="{name}">', f'<h2 id="{name}-title">{escape(table.title)}</h2>']
+    parts.append(f'<div class="scroll" role="region" tabindex="0" aria-labelledby="{name}-title"><table>')
+    heads = "".join(f'<th scope="col">{escape(column)}</th>' for column in table.columns)
+    parts += [f"<thead><tr>{heads}</tr></thead>", "<tbody>"]
+    parts += [f"<tr>{''.join(_cell(i, cell) for i, cell in enumerate(row))}</tr>" for row in table.rows]
+    parts.append("</tbody></table></div>")
+    parts += [f'<p class="note">{escape(note)}</p>' for note in table.notes]
+    if section.charts:
+        parts += ['<div class="charts">', *map(figure, section.charts), "</div>"]
+    return "\n".join([*parts, "</section>"])
+
+
+def _cell(index: int, text: str) -> str:
+    if index == 0:
+        return f'<th scope="row">{escape(text)}</th>'
+    kind = ' class="muted"' if text.startswith(MUTED) else ""
+    return f"<td{kind}>{escape(text)}</td>"
+
+
+def curves_chart(title: str, curves: Mapping[str, Sequence[float | None]], y_label: str) -> Chart:
+    """One value an epoch, None where it is not known; the first is of epoch 1."""
+    series = [Series(label, range(1, len(values) + 1), values) for label, values in curves.items()]
+    return Chart(title, "epoch", y_label, series)
+
+
+def learned_kernel_chart(title: str, alphas: Mapping[str, Sequence[float]]) -> Chart:
+    """k(t) / k(1) over the cosine t, without the end-point terms. Each alpha (M + 3,): a_{-2}, a_{-1}, a_0 .. a_M."""
+    t = torch.linspace(-1, 1, 101, dtype=torch.float64)
+    series, notes = [], []
+    for label, alpha in alphas.items():
+        values = kernels.power_series(t, torch.tensor(list(alpha), dtype=torch.float64))
+        at_one = float(values[-1])
+        shown = 0 < at_one < math.inf
+        series.append(Series(label, t.tolist(), (values / at_one).tolist() if shown else [None] * len(t)))
+        if not shown:
+            notes.append(f"{label} is left out: its k(1) is {number(at_one)}.")
+    return Chart(title, "cosine t", "k(t) / k(1)", series, notes)
+
+
+def coefficients_chart(title: str, alphas: Mapping[str, Sequence[float]]) -> BarChart:
+    """The coefficients of learned kernels, a_{-2} to a_M, in groups of one bar a kernel."""
+    most = max((len(alpha) for alpha in alphas.values()), default=0)
+    digits = str.maketrans("-0123456789", "₋₀₁₂₃₄₅₆₇₈₉")
+    groups = ["a" + str(i - kernels.END_POINTS).translate(digits) for i in range(most)]
+    note = "a₋₂ and a₋₁ count only where t is 1 or \N{MINUS SIGN}1; a₀ shifts the scores of all classes alike."
+    return BarChart(title, "coefficient", "value", groups, alphas, (note,))
