@@ -241,3 +241,13 @@ def test_errors(arguments, sentence):
 def test_missing_weights_file(tmp_path):
     with pytest.raises(FileNotFoundError, match="no weights file"):
         create_backbone("resnet18", weights=tmp_path / "none.safetensors")
+
+
+@pytest.mark.parametrize("name", ["resnet18", "convnext_atto", "vit_tiny_patch16_224", "mobilenetv3_small_050"])
+def test_every_trainable_parameter_of_a_timm_network_has_a_gradient(name):
+    backbone = create_backbone(f"timm/{name}")
+    trainable = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
+    gradients = torch.autograd.grad(backbone(torch.randn(2, 3, 224, 224)).sum(), trainable)
+    assert all(gradient is not None for gradient in gradients)
+    assert backbone.training
+    assert 0 < len(trainable) < len(list(backbone.parameters()))  # the network's own classifier is left out

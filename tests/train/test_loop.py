@@ -5,8 +5,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from kernelhead.backbones import Input
 from kernelhead.data.resident import ResidentImages, channel_statistics
 from kernelhead.train.loop import Run, predict, train
+from kernelhead.train.saved import SavedClassifier, save_classifier
 from kernelhead.train.schedule import Schedule, epoch_noise
 
 SCHEDULE = Schedule(epochs=2, batch_size=16, warmup_epochs=1)
@@ -96,3 +98,46 @@ def test_it_learns(data):
 def test_too_few_images(data):
     with pytest.raises(ValueError, match="70 samples do not fill one batch of 128"):
         train(RUNS, data, 3, Schedule(epochs=1))
+
+
+def test_runs_may_have_images_of_their_own(data):
+    parts = [data.restricted(torch.arange(0, 40)), data.restricted(torch.arange(30, 70))]
+    together = train(RUNS[:2], parts, 3, SCHEDULE)
+    for run, part, result in zip(RUNS, parts, together, strict=False):
+        assert torch.equal(train([run], part, 3, SCHEDULE)[0].losses, result.losses)
+    with pytest.raises(ValueError, match=r"need as many images each, got \[40, 70\]"):
+        train(RUNS[:2], [parts[0], data], 3, SCHEDULE)
+
+
+def teacher(tmp_path, classes=("red", "green", "blue")):
+    run = Run("lenet5", "softmax", 0.1, seed=5)
+    expected = Input(32, (0.5,) * 3, (0.2,) * 3)
+    save_classifier(tmp_path / "t.safetensors", SavedClassifier(run.create(3), run, list(classes), expected, {}))
+    return run.create(3).eval(), str(tmp_path / "t.safetensors")
+
+
+def test_a_student_learns_the_teachers_scores_by_hand(data, tmp_path):
+    network, path = teacher(tmp_path)
+    run = Run("lenet5", "kernel", 0.1, seed=3, teacher=path, temperature=7.0)
+    schedule = Schedule(epochs=1, batch_size=16, warmup_epochs=0)
+    trained = train([run], data, 3, schedule)[0]
+    model = run.create(3).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
+    order = torch.randperm(70, generator=torch.Generator().manual_seed(3 * 1_000_003))
+    noise = epoch_noise(70, 3, 3, 0)
+    for i, batch in enumerate(order[:64].split(16)):
+        images, _ = data.augmented(batch, noise[i * 16 : i * 16 + 16])
+        optimizer.param_groups[0]["lr"] = 0.1 * 0.5 * (1 + math.cos(math.pi * i / 4))
+        with torch.no_grad():
+            target = torch.softmax(network(images).double() / 7, 1)
+        loss = -49 * (target * torch.log_softmax(model(images).double() / 7, 1)).sum(1).mean()
+        assert math.isclose(loss.item(), trained.losses[i].item(), rel_tol=1e-4)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def test_a_teacher_of_other_classes_is_refused(data, tmp_path):
+    _, path = teacher(tmp_path)
+    with pytest.raises(ValueError, match="knows 3 classes, the data have 4"):
+        train([Run("lenet5", "softmax", 0.1, teacher=path)], data, 4, SCHEDULE)

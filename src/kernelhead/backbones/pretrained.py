@@ -61,6 +61,18 @@ class TimmBackbone(Backbone):
         super().__init__()
         self.network = network
         self.num_features = int(network.num_features)  # type: ignore[arg-type]
+        self._freeze_unused()
+
+    def _freeze_unused(self) -> None:
+        """What comes after the feature map, the network's own classifier for one, is neither trained nor counted."""
+        was_training = self.training
+        size = self.network.pretrained_cfg.get("input_size", (3, 224, 224))  # type: ignore[union-attr, operator]
+        features = self.eval().feature_map(torch.zeros(1, *size))
+        parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        gradients = torch.autograd.grad(features.sum(), parameters, allow_unused=True)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.requires_grad_(gradient is not None)
+        self.train(was_training)
 
     def feature_map(self, images: Tensor) -> Tensor:
         features: Tensor = self.network.forward_features(images)  # type: ignore[operator]

@@ -21,12 +21,12 @@ messages = Console(stderr=True)
 
 def say(sentence: str, style: str = "yellow") -> None:
     """A sentence beside the results, as it is."""
-    messages.print(sentence, style=style, highlight=False, markup=False, soft_wrap=True)
+    messages.print(sentence, style=style, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def print_plain(sentence: str) -> None:
     """A sentence among the results, as it is."""
-    console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+    console.print(sentence, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def _version(wanted: bool) -> None:

@@ -113,7 +113,10 @@ def download_cifar(name: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
         for part in ("train", "test"):
-            data = source(temporary, train=part == "train", download=True)
+            try:
+                data = source(temporary, train=part == "train", download=True)
+            except (OSError, RuntimeError) as error:  # no network, or a wrong checksum
+                raise OSError(f"{name} could not be downloaded ({error}); {path} can be put there by hand") from error
             arrays[f"x_{part}"], arrays[f"y_{part}"] = data.data, np.array(data.targets, dtype=np.uint8)
     content = io.BytesIO()
     np.savez(content, **arrays)  # type: ignore[arg-type]

@@ -148,7 +148,7 @@ def find_pictures(places: Sequence[Path]) -> list[Path]:
     found: list[Path] = []
     for place in places:
         if place.is_dir():
-            inside = [path for path in place.rglob("*") if path.suffix.lower() in SUFFIXES]
+            inside = [path for path in place.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()]
             found += sorted(path for path in inside if not path.name.startswith("."))
         elif place.exists():
             found.append(place)

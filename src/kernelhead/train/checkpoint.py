@@ -114,6 +114,9 @@ class History:
                     "give this one another place, or delete that one"
                 )
             for i, (member, result) in enumerate(zip(members, results, strict=True)):
+                lacking = [name for name in member.tensors() if f"{i}.{name}" not in tensors]
+                if lacking:
+                    raise ValueError(f"{path} has no {lacking[0]}: another version of kernelhead wrote it; delete it")
                 with torch.no_grad():
                     for name, tensor in member.tensors().items():
                         tensor.copy_(tensors[f"{i}.{name}"])

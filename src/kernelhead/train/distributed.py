@@ -117,7 +117,7 @@ def synchronize_batch_norm(model: nn.Module) -> None:
     for module in model.modules():
         if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
             module.__class__ = _SynchronizedBatchNorm
-        elif isinstance(module, _BatchNorm) and not isinstance(module, _SynchronizedBatchNorm):
+        elif isinstance(module, _BatchNorm) and not isinstance(module, (_SynchronizedBatchNorm, nn.SyncBatchNorm)):
             kind = type(module).__name__
             warnings.warn(
                 f"{kind} takes its statistics in each process alone: losses depend on their number", stacklevel=2
