@@ -64,6 +64,10 @@ def train(
     kervolution: Annotated[str | None, _option(TASK, "first or all, for cifar_resnet backbones.")] = None,
     pretrained: Annotated[bool | None, _option(TASK, "Start from the library's own weights, or not.")] = None,
     weights: Annotated[str | None, _option(TASK, "Start from a local safetensors file of weights.")] = None,
+    teacher: Annotated[
+        str | None, _option(TASK, "Learn the scores of this classifier (as for evaluate) instead of the labels.")
+    ] = None,
+    temperature: Annotated[float | None, _option(TASK, "That softens the teacher's scores.")] = None,
     size: Annotated[int | None, _option(TASK, "Side of the network's input, for large images.")] = None,
     short_side: Annotated[int | None, _option(TASK, "Short side that large images are kept at.")] = None,
     holdout: Annotated[float | None, _option(TASK, "Share of a folder to hold out for testing.")] = None,

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kernelhead.paper.recipe import Protocol, Recipe
 from kernelhead.results import BrokenResultError, load_result
 
@@ -38,6 +40,7 @@ class Store:
         self.root, self.epochs = root, epochs
         self.broken: list[str] = []
         self._read: dict[Path, dict[str, Any] | None] = {}
+        self._seconds: dict[tuple[str, str], list[float]] | None = None
 
     def folder(self, recipe: Recipe, protocol: Protocol) -> Path:
         return self.root / recipe.data / f"{self.epochs}-epochs" / protocol.name / recipe.key
@@ -122,3 +125,27 @@ class Store:
         if recipe.chosen_as is None and len(protocol.candidates()) > 1:
             paths += [self.choice_path(recipe, protocol, *candidate) for candidate in protocol.candidates()]
         return sum(self.read(path) is not None for path in paths), len(paths)
+
+    def seconds_left(self, recipes: Sequence[Recipe], protocol: Protocol, seeds: Sequence[int]) -> float | None:
+        """How long the missing trainings take, judged by finished ones of the same network; None if there are none."""
+        left = 0.0
+        for recipe in recipes:
+            done, total = self.count(recipe, protocol, seeds)
+            if done == total:
+                continue
+            paces = self._paces().get((recipe.data, recipe.backbone))
+            if not paces:
+                return None
+            left += (total - done) * float(np.median(paces))
+        return left
+
+    def _paces(self) -> dict[tuple[str, str], list[float]]:
+        """Seconds of finished trainings, by data and backbone."""
+        if self._seconds is None:
+            self._seconds = {}
+            for path in self.root.glob(f"*/{self.epochs}-epochs/*/*/*.json"):
+                result = self.read(path)
+                if result is not None:
+                    key = result["experiment"], result["config"]["backbone"]
+                    self._seconds.setdefault(key, []).append(result["seconds"])
+        return self._seconds

@@ -33,6 +33,8 @@ class TrainConfig:
     kervolution: str | None = None
     pretrained: bool | None = None
     weights: str | None = None
+    teacher: str | None = None
+    temperature: float = 20.0
     epochs: int | None = None
     batch_size: int | None = None
     learning_rate: float | None = None
@@ -89,7 +91,17 @@ class TrainConfig:
         given = {name: value for name, value in {**options, **start}.items() if value}
         assert self.learning_rate is not None
         assert self.weight_decay is not None
-        return Run(self.backbone, self.head, self.learning_rate, self.weight_decay, self.seed, self.head_options, given)
+        return Run(
+            self.backbone,
+            self.head,
+            self.learning_rate,
+            self.weight_decay,
+            self.seed,
+            self.head_options,
+            given,
+            teacher=self.teacher,
+            temperature=self.temperature,
+        )
 
     def schedule(self) -> Schedule:
         assert self.epochs is not None
@@ -103,7 +115,7 @@ class TrainConfig:
         for name, value in asdict(self).items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"{name} must be a finite number, got {value}")
-        for name in ("epochs", "batch_size", "learning_rate", "size", "short_side"):
+        for name in ("epochs", "batch_size", "learning_rate", "size", "short_side", "temperature"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         for name in ("weight_decay", "warmup_epochs", "evaluate_every", "checkpoint_seconds", "workers"):
@@ -130,7 +142,7 @@ def make_config(file: Path | None, given: dict[str, Any]) -> TrainConfig:
     if not settings.get("data"):
         known = ", ".join([*CLASSES, *SETS])
         raise ValueError(f"no data: say --data with one of {known}, a folder or a packed file")
-    for name in ("data", "weights"):
+    for name in ("data", "weights", "teacher"):
         path = Path(settings.get(name) or "").expanduser()
         if settings.get(name) not in (None, *CLASSES, *SETS) and path.exists():
             settings[name] = str(path.resolve())

@@ -25,7 +25,7 @@ from kernelhead.train.config import TrainConfig, check_same, save_config
 from kernelhead.train.distributed import World
 from kernelhead.train.log import MetricsLog
 from kernelhead.train.loop import BATCH_PIXELS, Moment, predict, train
-from kernelhead.train.saved import MODEL_FILE, SavedClassifier, save_classifier
+from kernelhead.train.saved import MODEL_FILE, SavedClassifier, load_classifier, save_classifier
 
 CHECKPOINT_FILE = "checkpoint.safetensors"
 CONFIG_FILE = "config.yaml"
@@ -121,6 +121,8 @@ def train_classifier(
     """
     world = world or World()
     run, schedule = config.run(), config.schedule()
+    if config.teacher is not None:
+        _check_teacher(config.teacher, opened)
     if len(opened.train) < schedule.batch_size:
         raise ValueError(
             f"{config.data} has {len(opened.train)} training images, fewer than a batch of {schedule.batch_size}; "
@@ -254,6 +256,19 @@ def _warn_of(left_out: Sequence[str]) -> None:
     if left_out:
         sentence = f"{len(left_out)} pictures are missing or cannot be read: {_some(left_out)}"
         warnings.warn(sentence, stacklevel=3)
+
+
+def _check_teacher(path: str, opened: Opened) -> None:
+    """A teacher sees the student's images, so it must expect the same, and know the same classes."""
+    teacher = load_classifier(Path(path))
+    if teacher.classes != opened.classes:
+        known = _some(teacher.classes)
+        raise ValueError(f"the teacher {path} knows other classes than the data: {known}")
+    if teacher.input != opened.input:
+        raise ValueError(
+            f"the teacher {path} expects other images: {teacher.input.size}x{teacher.input.size} with mean "
+            f"{teacher.input.mean}, not {opened.input.size}x{opened.input.size} with {opened.input.mean}"
+        )
 
 
 def _record(moment: Moment, seconds: float, test_accuracy: float | None) -> dict[str, Any]:

@@ -1,0 +1,78 @@
+"""The table of an experiment on images, with its charts: training curves, learned kernels, accuracy over labels."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from kernelhead.paper.grid import accuracies, table
+from kernelhead.paper.recipe import Cell, Experiment, Protocol, paper_number
+from kernelhead.paper.store import Store
+from kernelhead.report.chart import BarChart, Chart, Series
+from kernelhead.report.page import Section, coefficients_chart, curves_chart, learned_kernel_chart
+
+KERNELS_SHOWN = 8
+
+Runs = list[tuple[Cell, dict[str, Any]]]
+
+
+def section(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) -> Section:
+    """What the page shows of an experiment. Charts are those of the first seed under each protocol."""
+    charts: list[Chart | BarChart] = []
+    for protocol in protocols:
+        first = [(cell, run) for cell in experiment.cells if (run := _first(cell, store, protocol)) is not None]
+        if not first:
+            continue
+        if any(cell.recipe.subset for cell, _ in first):
+            charts.append(_over_labels(experiment, store, protocol))
+        else:
+            charts += _curves(first, protocol)
+        charts += _kernels(first, protocol)
+    return Section(table(experiment, store, protocols), charts)
+
+
+def _first(cell: Cell, store: Store, protocol: Protocol) -> dict[str, Any] | None:
+    results = store.results(cell.recipe, protocol)
+    return results[min(results)] if results else None
+
+
+def _curves(first: Runs, protocol: Protocol) -> list[Chart | BarChart]:
+    """Training loss over epochs, a chart for each row of the table; a table of one column has one chart."""
+    by_row: dict[str, dict[str, list[float | None]]] = {}
+    columns = {cell.column for cell, _ in first}
+    for cell, result in first:
+        row, label = (cell.row, cell.column) if len(columns) > 1 else ("", cell.row)
+        by_row.setdefault(row, {})[label] = result["curve"]["loss"]
+    return [
+        curves_chart(f"{row + ', t' if row else 'T'}raining loss, {protocol.name} protocol", curves, "loss")
+        for row, curves in by_row.items()
+    ]
+
+
+def _kernels(first: Runs, protocol: Protocol) -> list[Chart | BarChart]:
+    learned = [(cell, run["alpha"]) for cell, run in first if "alpha" in run and cell.recipe.head == "kernel"]
+    several = len({cell.row for cell, _ in learned}) > 1
+    alphas = {cell.row if several else cell.column: alpha for cell, alpha in learned}
+    if not alphas:
+        return []
+    shown = dict(list(alphas.items())[:KERNELS_SHOWN])
+    return [
+        learned_kernel_chart(f"Learned kernels, {protocol.name} protocol", shown),
+        coefficients_chart(f"Their coefficients, {protocol.name} protocol", shown),
+    ]
+
+
+def _over_labels(experiment: Experiment, store: Store, protocol: Protocol) -> Chart:
+    """Accuracy over the share of images that are labelled, ours and the paper's."""
+    series = []
+    for column in dict.fromkeys(cell.column for cell in experiment.cells):
+        cells = [cell for cell in experiment.cells if cell.column == column and cell.recipe.subset is not None]
+        percents = [float(cell.recipe.subset.percent) for cell in cells if cell.recipe.subset is not None]
+        ours = [_mean(list(accuracies(cell, store, protocol).values())) for cell in cells]
+        numbers = [paper_number(experiment.name, cell) for cell in cells]
+        paper = [number if isinstance(number, float) else None for number in numbers]
+        series += [Series(column, percents, ours), Series(f"{column} (paper)", percents, paper, dashed=True)]
+    title = f"Accuracy over labels, {protocol.name} protocol"
+    return Chart(title, "labelled images, %", "test accuracy, %", series)
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
