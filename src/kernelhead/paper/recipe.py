@@ -51,11 +51,8 @@ class Recipe:
 
 
 def _words(options: dict[str, Any]) -> list[str]:
-    """Options as words: {"rectified": True, "kernel": "rbf"} -> ["rectified", "rbf"]."""
-    return [
-        name if value is True else value if isinstance(value, str) else f"{name}{value}"
-        for name, value in sorted(options.items())
-    ]
+    """Options as words: {"rectified": True, "kernel": "rbf"} -> ["kernel_rbf", "rectified"]."""
+    return [name if value is True else f"{name}_{value}" for name, value in sorted(options.items())]
 
 
 @dataclass(frozen=True)
