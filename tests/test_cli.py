@@ -51,7 +51,8 @@ def test_reproduce_prints_the_table_and_writes_files(reproduced):
     for cell in ("85.51", "94.20", "95.06", "n = 2 draws, 4 epochs"):
         assert cell in done.stdout
     report = folder / "runs" / "report"
-    assert sorted(path.suffix for path in report.iterdir()) == [".csv", ".html", ".md", ".png"]
+    assert sorted(path.suffix for path in report.iterdir()) == [".csv", ".html", ".html", ".md", ".png"]
+    assert "Two classes on the sphere" in (report / "report.html").read_text()
 
 
 def test_report_gives_the_same_table_without_training(reproduced):
@@ -94,7 +95,7 @@ def test_list_counts_runs_of_the_settings_asked_for(reproduced):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["reproduce", "synthetic", "--quick", "--draws", "3"], "--quick has its own epochs and draws"),
+        (["reproduce", "synthetic", "--quick", "--draws", "3"], "--quick has its own epochs, draws and seeds"),
         (["reproduce", "imagenet"], "unknown table 'imagenet'; choose one of synthetic"),
         (["reproduce", "synthetic", "--protocol", "mine"], "unknown protocol 'mine'; choose one of paper, tuned, both"),
         (["report", "--runs", "nowhere"], "no results in nowhere"),

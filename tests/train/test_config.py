@@ -259,7 +259,7 @@ def test_settings_that_matter_must_stay(tmp_path):
     others = {"epochs": 6, "head": "linear", "head_options": {"degree": 2}, "size": 33, "seed": 1, "momentum": 0.1}
     others |= {"backbone": "lenet5", "rectified": True, "kervolution": "all", "pretrained": True, "weights": "w"}
     others |= {"batch_size": 1, "learning_rate": 9.0, "weight_decay": 9.0, "warmup_epochs": 0, "short_side": 1}
-    others |= {"holdout": 0.5}
+    others |= {"holdout": 0.5, "teacher": "t", "temperature": 2.0}
     assert set(others) | set(FREE) == {each.name for each in fields(TrainConfig)}
     for name, value in others.items():
         with pytest.raises(ValueError, match=f"begun with {name} .*, not .*name another place with --out"):

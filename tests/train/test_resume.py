@@ -291,7 +291,7 @@ def test_a_damaged_checkpoint_does_not_take_the_place_of_a_good_one(tmp_path, mo
     ("changed", "named"),
     [
         ({"runs": [Run("cifar_resnet8", "softmax", 0.06, seed=1), *RUNS[1:]]}, "runs"),
-        ({"runs": RUNS[:2]}, "runs"),
+        ({"runs": RUNS[:2]}, "runs, labels"),
         ({"data": make_data(seed=1)}, "labels"),
         ({"schedule": Schedule(epochs=4, batch_size=8, warmup_epochs=1)}, "schedule"),
         ({"classes": 4}, "classes"),

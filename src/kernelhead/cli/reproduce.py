@@ -236,8 +236,7 @@ def _list_tables(runs: Path, settings: "SyntheticSettings", epochs: int, seeds: 
     for experiment in EXPERIMENTS.values():
         recipes = chosen_recipes(experiment, ())
         for protocol in experiment.protocols.values():
-            counts = [store.count(recipe, protocol, range(seeds)) for recipe in recipes]
-            done, total = (sum(numbers) for numbers in zip(*counts, strict=True))
+            done, total = store.count(recipes, protocol, range(seeds))
             seconds = store.seconds_left(recipes, protocol, range(seeds))
             left = "none measured yet" if seconds is None else str(timedelta(seconds=round(seconds)))
             title = experiment.title if protocol.name == "paper" else ""

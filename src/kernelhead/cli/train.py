@@ -205,7 +205,8 @@ def _head_options(given: Sequence[str] | None) -> dict[str, Any] | None:
 
 
 def _show_figures(title: str, result: dict[str, Any]) -> None:
-    table = RichTable(title=Text(title, "table.title"), title_justify="left")
+    print_plain(title)
+    table = RichTable()
     names = [name for name in FIGURES if result.get(name) is not None]
     for name in names:
         table.add_column(FIGURES[name], justify="right")

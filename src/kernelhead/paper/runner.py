@@ -24,6 +24,7 @@ from kernelhead.paper.recipe import Experiment, Protocol, Recipe
 from kernelhead.paper.store import Job, Store
 from kernelhead.results import save_result
 from kernelhead.train.checkpoint import BrokenCheckpointError, load_checkpoint, save_checkpoint
+from kernelhead.train.config import TrainConfig
 from kernelhead.train.loop import Moment, Run, Trained, predict, train
 from kernelhead.train.saved import SavedClassifier, load_classifier, save_classifier
 from kernelhead.train.schedule import Schedule
@@ -97,7 +98,7 @@ def run(experiment: Experiment, root: Path, settings: Settings, progress: Callab
         if not missing:
             return
         jobs = _alike(list(missing.values()))[: settings.at_once]
-        counts = [store.count(recipe, protocol, seeds) for protocol in protocols for recipe in recipes]
+        counts = [store.count(recipes, protocol, seeds) for protocol in protocols]
         done, total = (sum(numbers) for numbers in zip(*counts, strict=True))
         _train(jobs, store, source, settings, partial(_with_counts, progress, done, total))
 
@@ -275,11 +276,30 @@ def _record(
             result["alpha"] = alpha.detach().float().tolist()
         if not job.choosing:
             result["choice"] = _choice(job, store)
-            saved = SavedClassifier(
-                trained.model, trained.run, opened.classes, opened.input, {"data": job.recipe.data, "short_side": 480}
-            )
+            config = asdict(_config(job, trained.run, opened))
+            saved = SavedClassifier(trained.model, trained.run, opened.classes, opened.input, config)
             save_classifier(job.path.with_suffix(".safetensors"), saved)
     save_result(job.path, result)
+
+
+def _config(job: Job, run: Run, opened: Opened) -> TrainConfig:
+    """The job as `kernelhead train` would be told it, so that `kernelhead evaluate` knows the classifier's data."""
+    return TrainConfig(
+        job.recipe.data,
+        run.backbone,
+        run.head,
+        run.head_options,
+        **run.backbone_options,
+        teacher=run.teacher,
+        temperature=run.temperature,
+        epochs=job.epochs,
+        batch_size=job.protocol.batch_size,
+        learning_rate=run.learning_rate,
+        weight_decay=run.weight_decay,
+        warmup_epochs=job.protocol.warmup_epochs,
+        seed=run.seed,
+        size=opened.input.size,
+    ).completed()
 
 
 def _choice(job: Job, store: Store) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ Tables share runs: a run belongs to its recipe, not to a table. What is missing 
 stopped command goes on wherever it was.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,52 +91,69 @@ class Store:
         return candidates[accuracies.index(max(accuracies))]
 
     def missing(self, recipe: Recipe, protocol: Protocol, seeds: Sequence[int]) -> list[Job]:
-        """The trainings that can be done now towards the final runs of a recipe: those that it builds on first."""
+        """The trainings that can be done now towards the final runs of a recipe: those that it builds on first.
+
+        Nothing can be built on a network that diverged, so there are none for its seed.
+        """
         wanted = [seed for seed in seeds if self.read(self.result_path(recipe, protocol, seed)) is None]
         if not wanted:
             return []
-        builds_on = [] if recipe.teacher is None else [(recipe.teacher, wanted)]
-        if recipe.seed_model is not None:
-            builds_on.append((recipe.seed_model, wanted))
-        for other, its_seeds in builds_on:
-            jobs = self.missing(other, protocol, its_seeds)
+        for other in _builds_on(recipe):
+            jobs = self.missing(other, protocol, wanted)
             if jobs:
                 return jobs
+            wanted = [seed for seed in wanted if self._converged(other, protocol, seed)]
         chooser = recipe.chosen_as or recipe
         choice = self.choice(chooser, protocol)
         if choice is None:
-            return [*self._candidates(chooser, protocol)]
+            return self._candidates(chooser, protocol) if wanted else []
         return [
             Job(recipe, protocol, self.epochs, seed, *choice, False, self.result_path(recipe, protocol, seed))
             for seed in wanted
         ]
 
-    def _candidates(self, recipe: Recipe, protocol: Protocol) -> Iterator[Job]:
-        if recipe.teacher is not None:
-            yield from self.missing(recipe.teacher, protocol, [0])
-        for rate, decay in protocol.candidates():
-            path = self.choice_path(recipe, protocol, rate, decay)
-            if self.read(path) is None:
-                yield Job(recipe, protocol, self.epochs, 0, rate, decay, True, path)
+    def _converged(self, recipe: Recipe, protocol: Protocol, seed: int) -> bool:
+        result = self.read(self.result_path(recipe, protocol, seed))
+        return result is not None and result["accuracy"] is not None
 
-    def count(self, recipe: Recipe, protocol: Protocol, seeds: Sequence[int]) -> tuple[int, int]:
-        """Trainings done and trainings in all for a recipe, its choice counted in."""
-        paths = [self.result_path(recipe, protocol, seed) for seed in seeds]
-        if recipe.chosen_as is None and len(protocol.candidates()) > 1:
-            paths += [self.choice_path(recipe, protocol, *candidate) for candidate in protocol.candidates()]
-        return sum(self.read(path) is not None for path in paths), len(paths)
+    def _candidates(self, recipe: Recipe, protocol: Protocol) -> list[Job]:
+        if recipe.teacher is not None:
+            jobs = self.missing(recipe.teacher, protocol, [0])
+            if jobs or not self._converged(recipe.teacher, protocol, 0):
+                return jobs
+        paths = {candidate: self.choice_path(recipe, protocol, *candidate) for candidate in protocol.candidates()}
+        return [
+            Job(recipe, protocol, self.epochs, 0, *candidate, True, path)
+            for candidate, path in paths.items()
+            if self.read(path) is None
+        ]
+
+    def count(self, recipes: Sequence[Recipe], protocol: Protocol, seeds: Sequence[int]) -> tuple[int, int]:
+        """Trainings done and trainings in all for recipes, with choices and what they build on, each counted once."""
+        needed = self._needed(recipes, protocol, seeds)
+        return sum(self.read(path) is not None for path in needed), len(needed)
+
+    def _needed(self, recipes: Sequence[Recipe], protocol: Protocol, seeds: Sequence[int]) -> dict[Path, Recipe]:
+        """The files of all trainings behind the final runs of recipes, and whose each is."""
+        needed: dict[Path, Recipe] = {}
+        for recipe in recipes:
+            needed |= self._needed(_builds_on(recipe), protocol, seeds)
+            chooser = recipe.chosen_as or recipe
+            if len(protocol.candidates()) > 1:
+                needed |= {self.choice_path(chooser, protocol, *each): chooser for each in protocol.candidates()}
+            needed |= {self.result_path(recipe, protocol, seed): recipe for seed in seeds}
+        return needed
 
     def seconds_left(self, recipes: Sequence[Recipe], protocol: Protocol, seeds: Sequence[int]) -> float | None:
         """How long the missing trainings take, judged by finished ones of the same network; None if there are none."""
         left = 0.0
-        for recipe in recipes:
-            done, total = self.count(recipe, protocol, seeds)
-            if done == total:
+        for path, recipe in self._needed(recipes, protocol, seeds).items():
+            if self.read(path) is not None:
                 continue
             paces = self._paces().get((recipe.data, recipe.backbone))
             if not paces:
                 return None
-            left += (total - done) * float(np.median(paces))
+            left += float(np.median(paces))
         return left
 
     def _paces(self) -> dict[tuple[str, str], list[float]]:
@@ -149,3 +166,8 @@ class Store:
                     key = result["experiment"], result["config"]["backbone"]
                     self._seconds.setdefault(key, []).append(result["seconds"])
         return self._seconds
+
+
+def _builds_on(recipe: Recipe) -> list[Recipe]:
+    """Those whose networks of the same seed it needs."""
+    return [other for other in (recipe.teacher, recipe.seed_model) if other is not None]

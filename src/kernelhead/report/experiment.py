@@ -49,8 +49,11 @@ def _curves(first: Runs, protocol: Protocol) -> list[Chart | BarChart]:
 
 def _kernels(first: Runs, protocol: Protocol) -> list[Chart | BarChart]:
     learned = [(cell, run["alpha"]) for cell, run in first if "alpha" in run and cell.recipe.head == "kernel"]
-    several = len({cell.row for cell, _ in learned}) > 1
-    alphas = {cell.row if several else cell.column: alpha for cell, alpha in learned}
+    rows, columns = {cell.row for cell, _ in learned}, {cell.column for cell, _ in learned}
+    alphas = {}
+    for cell, alpha in learned:
+        words = [cell.row] * (len(rows) > 1) + [cell.column] * (len(columns) > 1)
+        alphas[", ".join(words) or cell.column] = alpha
     if not alphas:
         return []
     shown = dict(list(alphas.items())[:KERNELS_SHOWN])
