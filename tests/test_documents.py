@@ -11,6 +11,7 @@ from kernelhead.report.tables import to_markdown
 from kernelhead.results import load_result
 
 ROOT = Path(__file__).parent.parent
+DOCUMENTS = ("synthetic", "training", "paper")
 README = (ROOT / "README.md").read_text()
 
 
@@ -37,7 +38,9 @@ def test_readme_example_runs():
     assert (names["model"].fc.alpha >= 0).all()
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/synthetic.md", "docs/training.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/synthetic.md", "docs/training.md", "docs/paper.md", "CONTRIBUTING.md"]
+)
 def test_links_lead_somewhere(name):
     document = ROOT / name
     targets = [part.split(")")[0] for part in document.read_text().split("](")[1:]]

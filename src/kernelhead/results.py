@@ -3,7 +3,7 @@
 import json
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +51,15 @@ class BrokenResultError(ValueError):
     """A result file that cannot be read."""
 
 
-def load_result(path: Path) -> dict[str, Any]:
-    """Read one result file."""
+def load_result(path: Path, needed: Sequence[str] = REQUIRED) -> dict[str, Any]:
+    """Read one result file, and see that it has what is `needed`."""
     try:
         result = json.loads(path.read_text())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise BrokenResultError(f"{path} is not a readable result file ({error}); delete it and run again") from error
     if not isinstance(result, dict) or result.get("format") != FORMAT:
         raise BrokenResultError(f"{path} is not a result file of format {FORMAT}; delete it and run again")
-    missing = [key for key in REQUIRED if key not in result]
+    missing = [key for key in needed if key not in result]
     if missing:
         raise BrokenResultError(f"{path} has no {', '.join(missing)}; delete it and run again")
     return result

@@ -69,12 +69,15 @@ def _notes(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) 
         "and (how many). p: sign-flip test of the differences, paired by seed.",
         *experiment.notes,
     ]
+    if experiment.reference is not None:
+        name, cell = experiment.reference
+        notes.append(f"Over SM: {cell.row} with softmax, a run of the table {name}.")
     for protocol in protocols:
         rates = ", ".join(f"{rate:g}" for rate in protocol.learning_rates)
         decays = ", ".join(f"{decay:g}" for decay in protocol.weight_decays)
         notes.append(
             f"{protocol.name}: learning rate from {rates}, weight decay from {decays}, chosen on a tenth of the "
-            f"training images, then one training on all; batch {protocol.batch_size}."
+            f"training images by one training each (seed 0), then trained on all; batch {protocol.batch_size}."
         )
     hardware = {_hardware(result) for result in _all(experiment, store, protocols)}
     if hardware:

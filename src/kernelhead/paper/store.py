@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 
 from kernelhead.paper.recipe import Protocol, Recipe
-from kernelhead.results import BrokenResultError, load_result
+from kernelhead.results import REQUIRED, BrokenResultError, load_result
+
+NEEDED = (*REQUIRED, "images", "curve", "hardware")
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Store:
         """A finished run's result; None where there is none, or none that can be read."""
         if self._read.get(path) is None:
             try:
-                self._read[path] = load_result(path) if path.exists() else None
+                self._read[path] = load_result(path, NEEDED) if path.exists() else None
             except BrokenResultError as error:
                 self._read[path] = None
                 if str(error) not in self.broken:

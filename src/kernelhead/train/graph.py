@@ -24,17 +24,20 @@ class Graph:
             for stream in streams:
                 main.wait_stream(stream)
 
+        def restore() -> None:
+            with torch.no_grad():
+                for tensor, value in zip(tensors, kept, strict=True):
+                    tensor.copy_(value)
+
         torch.cuda.manual_seed(members[0].run.seed)  # for networks that draw by themselves, as for dropout
         for _ in range(3):  # libraries choose their algorithms, torch.compile compiles
             fork_and_join()
+            restore()  # each time: there may be fewer steps left than these
         torch.cuda.synchronize()
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             fork_and_join()
         torch.cuda.synchronize()
-        with torch.no_grad():
-            for tensor, value in zip(tensors, kept, strict=True):
-                tensor.copy_(value)
 
     def replay(self) -> None:
         self._graph.replay()

@@ -1,0 +1,174 @@
+"""Tables from result files that are written by hand."""
+
+import numpy as np
+import pytest
+
+from kernelhead.paper import EXPERIMENTS
+from kernelhead.paper.grid import accuracies, started, table
+from kernelhead.paper.recipe import Protocol
+from kernelhead.paper.store import Store
+from kernelhead.results import save_result
+
+PAPER = EXPERIMENTS["cifar10"].protocols["paper"]
+TUNED = EXPERIMENTS["cifar10"].protocols["tuned"]
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path, 200)
+
+
+def cell_of(name, row, column):
+    (cell,) = [cell for cell in EXPERIMENTS[name].cells if (cell.row, cell.column) == (row, column)]
+    return cell
+
+
+def write(store, cell, protocol, by_seed, left_out=0):
+    for seed, accuracy in by_seed.items():
+        result = {
+            "experiment": cell.recipe.data,
+            "protocol": protocol.name,
+            "method": cell.recipe.key,
+            "seed": seed,
+            "config": {"backbone": cell.recipe.backbone},
+            "images": {"train": 9, "test": 9, "left_out": left_out},
+            "curve": {"loss": [1.0], "accuracy": [1.0]},
+            "seconds": 1.0,
+            "accuracy": accuracy,
+        }
+        save_result(store.result_path(cell.recipe, protocol, seed), result)
+
+
+def row_of(made, row, column):
+    (found,) = [cells for cells in made.rows if cells[:2] == [row, column]]
+    return found[2:]
+
+
+def by_hand(ours, theirs):
+    """Mean difference over shared seeds, and how many of all sign patterns reach as far."""
+    differences = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+    n, reached = len(differences), 0
+    for pattern in range(2**n):
+        total = sum(d if pattern >> place & 1 else -d for place, d in enumerate(differences))
+        reached += abs(total) >= abs(sum(differences)) - 1e-9
+    return f"{sum(differences) / n:+.2f} (p {reached / 2**n:.3f})"
+
+
+def test_nothing_was_run(store):
+    for name, experiment in EXPERIMENTS.items():
+        assert not started(experiment, store, list(experiment.protocols.values()))
+        made = table(experiment, store, [experiment.protocols["paper"]])
+        assert (made.name, made.title) == (name, experiment.title)
+        assert len(made.rows) == len(experiment.cells)
+        assert {tuple(row[4:]) for row in made.rows} == {("not run", "")}
+        assert all(len(row) == len(made.columns) == 6 for row in made.rows)
+
+
+def test_the_papers_side(store):
+    made = table(EXPERIMENTS["cifar10"], store, [PAPER])
+    assert row_of(made, "ResNet-8", "SM")[:2] == ["83.73", ""]
+    assert row_of(made, "ResNet-8", "LIN")[:2] == ["82.45", "-1.28"]
+    assert row_of(made, "ResNet-56", "Ours")[:2] == ["94.15", "+1.14"]
+    assert row_of(made, "ResNet-44", "KER")[:2] == ["92.87", "+0.77"]
+    made = table(EXPERIMENTS["activations"], store, [PAPER])
+    assert row_of(made, "none", "Accuracy")[:2] == ["unstable", ""]
+    assert row_of(made, "sigmoid", "Accuracy")[:2] == ["74.96", "+3.73"]
+    made = table(EXPERIMENTS["active"], store, [PAPER])
+    assert row_of(made, "60 %", "Ours margin")[:2] == ["70.61", "+3.58"]
+
+
+def test_one_seed(store):
+    write(store, cell_of("cifar10", "ResNet-8", "SM"), PAPER, {0: 80.126})
+    write(store, cell_of("cifar10", "ResNet-8", "Ours"), PAPER, {0: 84.0})
+    made = table(EXPERIMENTS["cifar10"], store, [PAPER])
+    assert row_of(made, "ResNet-8", "SM")[2:] == ["80.13", ""]
+    assert row_of(made, "ResNet-8", "Ours")[2:] == ["84.00", "+3.87"]
+    assert row_of(made, "ResNet-8", "LIN")[2:] == ["not run", ""]
+    assert row_of(made, "ResNet-14", "SM")[2:] == ["not run", ""]
+
+
+def test_several_seeds_by_hand(store):
+    softmax = {0: 80.0, 1: 81.5, 2: 79.25, 3: 80.0}
+    ours = {0: 82.0, 1: 81.0, 2: 83.25, 3: 82.5, 4: 99.0}  # nothing to pair the last one with
+    write(store, cell_of("cifar10", "ResNet-20", "SM"), PAPER, softmax)
+    write(store, cell_of("cifar10", "ResNet-20", "Ours"), PAPER, ours)
+    made = table(EXPERIMENTS["cifar10"], store, [PAPER])
+    assert row_of(made, "ResNet-20", "SM")[2:] == [f"80.19 ± {np.std(list(softmax.values()), ddof=1):.2f} (4)", ""]
+    mean, deviation = np.mean(list(ours.values())), np.std(list(ours.values()), ddof=1)
+    assert row_of(made, "ResNet-20", "Ours")[2:] == [f"{mean:.2f} ± {deviation:.2f} (5)", by_hand(ours, softmax)]
+    assert by_hand(ours, softmax) == "+2.00 (p 0.250)"
+
+
+def test_diverged(store):
+    softmax = cell_of("cifar10", "ResNet-8", "SM")
+    write(store, softmax, PAPER, {0: 80.0, 1: 82.0, 2: None})
+    write(store, cell_of("cifar10", "ResNet-8", "Ours"), PAPER, {0: None, 1: None})
+    write(store, cell_of("cifar10", "ResNet-8", "LIN"), PAPER, {0: None, 1: 85.0, 2: 99.0})
+    made = table(EXPERIMENTS["cifar10"], store, [PAPER])
+    assert row_of(made, "ResNet-8", "SM")[2:] == ["81.00 ± 1.41 (2), 1 diverged", ""]
+    assert row_of(made, "ResNet-8", "Ours")[2:] == ["diverged", ""]
+    assert row_of(made, "ResNet-8", "LIN")[2:] == ["92.00 ± 9.90 (2), 1 diverged", "+3.00"]
+    assert accuracies(softmax, store, PAPER) == {0: 80.0, 1: 82.0}
+
+
+def test_protocols_side_by_side_share_nothing(store):
+    softmax, ours = cell_of("cifar10", "ResNet-8", "SM"), cell_of("cifar10", "ResNet-8", "Ours")
+    write(store, softmax, PAPER, {0: 80.0})
+    write(store, softmax, TUNED, {0: 90.0})
+    write(store, ours, TUNED, {0: 92.5})
+    made = table(EXPERIMENTS["cifar10"], store, [PAPER, TUNED])
+    assert made.columns == ["", "", "paper", "over SM", "paper's protocol", "over SM", "tuned", "over SM"]
+    assert row_of(made, "ResNet-8", "SM")[2:] == ["80.00", "", "90.00", ""]
+    assert row_of(made, "ResNet-8", "Ours")[2:] == ["not run", "", "92.50", "+2.50"]
+    assert started(EXPERIMENTS["cifar10"], store, [TUNED])
+    assert not started(EXPERIMENTS["cifar100"], store, [PAPER, TUNED])
+    notes = "\n".join(made.notes)
+    assert "paper: learning rate from 0.05, 0.1, 0.3, 1, weight decay from 0.0001, chosen" in notes
+    assert "tuned: learning rate from 0.05, 0.1, 0.3, 1, weight decay from 0.0001, 0.0005, chosen" in notes
+    assert "last epoch of 200" in notes
+
+
+def test_ablations_are_compared_with_softmax_of_another_table(store):
+    write(store, cell_of("cifar100", "ResNet-56", "SM"), PAPER, {0: 70.0, 1: 71.0})
+    write(store, cell_of("cifar100", "ResNet-56", "Ours"), PAPER, {0: 73.0, 1: 75.0})
+    write(store, cell_of("kernels", "Gaussian RBF kernel", "Accuracy"), PAPER, {0: 69.0, 1: 71.5})
+    made = table(EXPERIMENTS["kernels"], store, [PAPER])
+    assert row_of(made, "Learned kernel", "Accuracy")[2:] == ["74.00 ± 1.41 (2)", "+3.50 (p 0.500)"]
+    assert row_of(made, "Gaussian RBF kernel", "Accuracy")[2:] == ["70.25 ± 1.77 (2)", "-0.25 (p 1.000)"]
+    assert row_of(table(EXPERIMENTS["activations"], store, [PAPER]), "relu", "Accuracy")[3] == "+3.50 (p 0.500)"
+
+
+def test_active_learning_pairs_strategies(store):
+    for number, strategy in enumerate(("random", "margin", "k-center")):
+        write(store, cell_of("active", "40 %", f"SM {strategy}"), PAPER, {0: 50.0 + 10 * number})
+        write(store, cell_of("active", "40 %", f"Ours {strategy}"), PAPER, {0: 51.0 + 11 * number})
+    made = table(EXPERIMENTS["active"], store, [PAPER])
+    assert [row_of(made, "40 %", f"Ours {strategy}")[3] for strategy in ("random", "margin", "k-center")] == [
+        "+1.00",
+        "+2.00",
+        "+3.00",
+    ]
+
+
+def test_pictures_left_out_and_hardware_are_told(store):
+    protocol = EXPERIMENTS["transfer"].protocols["paper"]
+    write(store, cell_of("transfer", "Oxford-IIIT Pets", "SM"), protocol, {0: 90.0}, left_out=3)
+    notes = table(EXPERIMENTS["transfer"], store, [protocol]).notes
+    assert "3 pictures of pets were missing or could not be read." in notes
+    assert any(note.startswith("Run on ") for note in notes)
+
+
+def test_a_damaged_file_is_left_out_and_named(store):
+    cell = cell_of("cifar10", "ResNet-8", "SM")
+    write(store, cell, PAPER, {0: 80.0, 1: 90.0})
+    store.result_path(cell.recipe, PAPER, 1).write_text('{"format": 1')
+    made = table(EXPERIMENTS["cifar10"], store, [PAPER])
+    assert row_of(made, "ResNet-8", "SM")[2:] == ["80.00", ""]
+    (sentence,) = store.broken
+    assert "seed1.json" in sentence
+
+
+def test_other_epochs_are_another_table(store, tmp_path):
+    write(store, cell_of("cifar10", "ResNet-8", "SM"), PAPER, {0: 80.0})
+    other = Store(tmp_path, 450)
+    assert not started(EXPERIMENTS["cifar10"], other, [PAPER, Protocol("x", (0.1,), (0.1,), 1)])

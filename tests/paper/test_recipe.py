@@ -1,0 +1,268 @@
+import re
+
+import pytest
+
+from kernelhead.backbones import create_backbone
+from kernelhead.data.cifar import NAMES
+from kernelhead.heads import create_head
+from kernelhead.paper import EXPERIMENTS
+from kernelhead.paper.recipe import Protocol, Recipe, Subset, paper_number, paper_numbers
+from kernelhead.paper.runner import adapted, chosen_recipes
+
+# The paper's tables, typed a second time: columns first, then a line a row, its name before the colon.
+TABLES = {
+    "cifar10": """
+        SM/LIN/SOP/KER/Ours
+        ResNet-8:  83.73 82.45 84.03 85.15 86.93
+        ResNet-14: 89.87 90.16 90.47 90.41 91.48
+        ResNet-20: 91.14 91.01 91.75 91.34 92.88
+        ResNet-32: 92.22 92.21 92.31 92.41 93.70
+        ResNet-44: 92.10 93.10 92.42 92.87 94.05
+        ResNet-56: 93.01 93.13 93.33 93.09 94.15""",
+    "cifar100": """
+        SM/LIN/SOP/KER/Ours
+        ResNet-8:  53.82 54.00 55.80 56.86 58.27
+        ResNet-14: 63.85 63.67 63.53 64.14 66.67
+        ResNet-20: 65.99 65.79 67.97 67.31 69.33
+        ResNet-32: 68.96 69.16 70.39 69.40 71.30
+        ResNet-44: 70.16 70.54 71.13 71.09 73.20
+        ResNet-56: 71.23 72.11 73.12 72.39 74.10""",
+    "transfer": """
+        SM/LIN/SOP/Ours
+        Oxford-IIIT Pets: 92.06 91.99 92.28 93.56
+        Stanford Cars:    90.78 90.83 91.04 92.60""",
+    "distillation": """
+        SM/Ours
+        CIFAR-10:  76.06 79.85
+        CIFAR-100: 44.38 46.48""",
+    "active": """
+        SM random/SM margin/SM k-center/Ours random/Ours margin/Ours k-center
+        30 %: 58.03 58.88 58.41 61.66 61.80 63.08
+        40 %: 61.05 61.81 62.02 65.25 66.28 66.35
+        50 %: 64.81 65.36 65.47 67.17 68.14 69.41
+        60 %: 66.26 67.03 68.25 69.17 70.61 70.10
+        70 %: 67.47 69.16 69.84 70.06 70.90 71.50
+        80 %: 69.59 69.47 71.25 71.66 72.21 72.64
+        90 %: 70.25 71.41 71.11 72.60 73.90 73.14""",
+    "kernels": """
+        Accuracy
+        Gaussian RBF kernel: 73.21
+        Polynomial kernel:   73.16
+        Learned kernel:      74.10""",
+    "rectification": """
+        SM/Ours
+        rectified features:   70.96 71.61
+        unrectified features: 71.23 74.10""",
+    "activations": """
+        Accuracy
+        sigmoid: 74.96
+        softmax: 73.69
+        relu:    74.10
+        none:    unstable""",
+}
+CELLS = {
+    "cifar10": 30,
+    "cifar100": 30,
+    "transfer": 8,
+    "distillation": 4,
+    "active": 42,
+    "kernels": 3,
+    "rectification": 4,
+    "activations": 4,
+}
+
+
+def typed(name):
+    """{(row, column): text} of a table."""
+    head, *lines = TABLES[name].strip().splitlines()
+    cells = {}
+    for line in lines:
+        row, numbers = line.split(":")
+        for column, number in zip(head.split("/"), numbers.split(), strict=True):
+            cells[row.strip(), column] = number
+    return cells
+
+
+def cell_of(table, row, column):
+    (cell,) = [cell for cell in EXPERIMENTS[table].cells if (cell.row, cell.column) == (row, column)]
+    return cell
+
+
+def all_recipes():
+    """Every recipe of every table, those that others build on with them."""
+    found = []
+
+    def add(recipe):
+        if recipe is not None:
+            found.append(recipe)
+            for other in (recipe.teacher, recipe.seed_model, recipe.chosen_as):
+                add(other)
+
+    for experiment in EXPERIMENTS.values():
+        for cell in experiment.cells:
+            add(cell.recipe)
+    return found
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_cell_has_the_papers_number(name):
+    experiment = EXPERIMENTS[name]
+    cells = {(cell.row, cell.column): paper_number(name, cell) for cell in experiment.cells}
+    assert len(cells) == len(experiment.cells) == CELLS[name]
+    shown = {place: number if isinstance(number, str) else f"{number:.2f}" for place, number in cells.items()}
+    assert shown == typed(name)
+
+
+def test_there_is_no_number_without_a_cell():
+    assert list(EXPERIMENTS) == list(TABLES)
+    assert set(paper_numbers()) == {"synthetic", *TABLES}
+    assert paper_numbers()["synthetic"]["rows"] == {"softmax": [85.51], "kernel": [94.2], "bayes": [95.06]}
+    for number, name in enumerate(["synthetic", *TABLES], 1):
+        assert paper_numbers()[name]["where"] == f"Table {number}"
+        if name in EXPERIMENTS:
+            assert f"Table {number})" in EXPERIMENTS[name].title
+            assert sum(len(row) for row in paper_numbers()[name]["rows"].values()) == CELLS[name]
+
+
+def test_keys_tell_recipes_apart_and_are_names_of_folders():
+    by_key = {}
+    for recipe in all_recipes():
+        assert re.fullmatch(r"[A-Za-z0-9._-]{1,100}", recipe.key)
+        # What is trained differs exactly where the key does; where its rate was chosen is no part of it.
+        same = by_key.setdefault((recipe.data, recipe.key), recipe)
+        assert (same.backbone, same.backbone_options) == (recipe.backbone, recipe.backbone_options)
+        assert (same.head, same.head_options) == (recipe.head, recipe.head_options)
+        assert (same.subset, same.teacher, same.chosen_as) == (recipe.subset, recipe.teacher, recipe.chosen_as)
+    lower = [(data, key.lower()) for data, key in by_key]
+    assert len(set(lower)) == len(lower)  # some file systems do not tell a from A
+    # 2 CIFAR tables, transfer, distillation, 42 subsets and the seed model, then what the ablations add.
+    assert len(by_key) == 30 + 30 + 8 + 4 + 43 + 2 + 2 + 3
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Recipe("d", "b", "h"), Recipe("d", "b", "h", {"rectified": True})),
+        (Recipe("d", "b", "h"), Recipe("d", "b", "h", {}, {"kernel": "rbf"})),
+        (Recipe("d", "b", "h", {}, {"degree": 9}), Recipe("d", "b", "h", {}, {"degree": 10})),
+        (Recipe("d", "b", "h"), Recipe("d", "b", "h", subset=Subset("margin", 30))),
+        (Recipe("d", "b", "h", subset=Subset("k-center", 30)), Recipe("d", "b", "h", subset=Subset("margin", 30))),
+        (Recipe("d", "b", "h"), Recipe("d", "b", "h", teacher=Recipe("d", "b", "h"))),
+    ],
+)
+def test_every_part_of_a_recipe_is_in_its_key(one, other):
+    assert one.key != other.key
+
+
+def test_ablations_share_runs_with_the_table_of_cifar100():
+    softmax, ours = (cell_of("cifar100", "ResNet-56", column).recipe for column in ("SM", "Ours"))
+    for table, row, column, whole in (
+        ("kernels", "Learned kernel", "Accuracy", ours),
+        ("rectification", "unrectified features", "SM", softmax),
+        ("rectification", "unrectified features", "Ours", ours),
+        ("activations", "relu", "Accuracy", ours),
+    ):
+        assert cell_of(table, row, column).recipe == whole
+    for cell in EXPERIMENTS["distillation"].cells:
+        table = {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100"}[cell.row]
+        assert cell.recipe.teacher == cell_of(table, "ResNet-56", "SM").recipe
+        assert cell.recipe.backbone == "lenet5"
+    for cell in EXPERIMENTS["active"].cells:
+        assert cell.recipe.chosen_as == (softmax if cell.column.startswith("SM") else ours)
+        seed_model = cell.recipe.seed_model
+        assert (seed_model.head, seed_model.subset, seed_model.chosen_as) == (
+            "softmax",
+            Subset("random", 10),
+            softmax,
+        )
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_baselines(name):
+    experiment = EXPERIMENTS[name]
+    for cell in experiment.cells:
+        baseline = experiment.baseline(cell)
+        if cell.column.split()[0] == "SM":
+            assert baseline is None
+            assert cell.recipe.head == "softmax"
+            continue
+        table, other = baseline
+        if name in ("kernels", "activations"):
+            assert (table, other) == ("cifar100", cell_of("cifar100", "ResNet-56", "SM"))
+        else:
+            expected = {"active": "SM " + cell.column.split()[-1]}.get(name, "SM")
+            assert (table, other) == (name, cell_of(name, cell.row, expected))
+        # The baseline differs in the head, for KER in the first convolution, and in nothing else.
+        ours, theirs = cell.recipe, other.recipe
+        assert (theirs.head, theirs.data, theirs.backbone) == ("softmax", ours.data, ours.backbone)
+        assert (theirs.subset, theirs.teacher, theirs.seed_model) == (ours.subset, ours.teacher, ours.seed_model)
+        kervolution = {"kervolution": "first"} if cell.column == "KER" else {}
+        assert ours.backbone_options == {**theirs.backbone_options, **kervolution}
+
+
+def test_heads_and_options_are_the_papers():
+    for name in ("cifar10", "cifar100"):
+        for row in (8, 56):
+            heads = {c: cell_of(name, f"ResNet-{row}", c).recipe.head for c in ("SM", "LIN", "SOP", "KER", "Ours")}
+            assert list(heads.values()) == ["softmax", "linear", "second_order", "softmax", "kernel"]
+            assert cell_of(name, f"ResNet-{row}", "Ours").recipe.backbone == f"cifar_resnet{row}"
+    assert cell_of("kernels", "Polynomial kernel", "Accuracy").recipe.head_options["degree"] == 10
+    assert cell_of("kernels", "Gaussian RBF kernel", "Accuracy").recipe.head_options == {"kernel": "rbf"}
+    for row in ("sigmoid", "softmax", "none"):
+        assert cell_of("activations", row, "Accuracy").recipe.head_options == {"coefficients": row}
+    ours = cell_of("activations", "relu", "Accuracy").recipe
+    assert len(create_head(ours.head, 64, 100, **ours.head_options).alpha) == 10
+    assert create_head("kernel", 64, 100, coefficients="sigmoid").temperature == 0.1
+    assert create_head("kernel", 64, 100, coefficients="softmax").temperature == 0.005
+
+
+def test_every_recipe_can_be_built():
+    built = set()
+    for recipe in all_recipes():
+        options = {name: value for name, value in recipe.backbone_options.items() if name != "pretrained"}
+        kind = recipe.backbone, str(options), recipe.head, str(recipe.head_options)
+        if kind in built or (recipe.head == "second_order" and recipe.backbone == "resnet50"):  # 800 million weights
+            continue
+        built.add(kind)
+        backbone = create_backbone(recipe.backbone, **options)
+        create_head(recipe.head, backbone.num_features, len(NAMES.get(recipe.data, range(37))), **recipe.head_options)
+
+
+def test_protocols():
+    for name, experiment in EXPERIMENTS.items():
+        paper, tuned = experiment.protocols["paper"], experiment.protocols["tuned"]
+        assert (paper.name, tuned.name) == ("paper", "tuned")
+        assert paper.batch_size == tuned.batch_size == (64 if name == "transfer" else 128)
+        assert paper.weight_decays == (1e-4,)
+        assert tuned.weight_decays == (1e-4, 5e-4)
+        assert paper.learning_rates == tuned.learning_rates
+        assert (len(paper.candidates()), len(tuned.candidates())) == (4, 8)
+        if name != "transfer":
+            assert paper.learning_rates == (0.05, 0.1, 0.3, 1.0)
+    assert Protocol("p", (1.0, 2.0), (0.1, 0.2), 8).candidates() == [(1.0, 0.1), (2.0, 0.1), (1.0, 0.2), (2.0, 0.2)]
+    quick = adapted(paper, True)
+    assert quick.learning_rates == paper.learning_rates[:2]
+    assert adapted(paper, False) is paper
+
+
+@pytest.mark.parametrize(
+    ("table", "only", "count"),
+    [
+        ("cifar10", [], 30),
+        ("cifar10", ["ResNet-20"], 5),
+        ("cifar10", ["Ours", "SM"], 12),
+        ("cifar10", ["ResNet-20", "ResNet-8", "Ours"], 2),
+        ("active", ["SM"], 21),
+        ("active", ["margin"], 14),
+        ("active", ["30 %", "Ours k-center"], 1),
+        ("activations", ["none", "relu"], 2),
+    ],
+)
+def test_rows_and_columns_by_name(table, only, count):
+    recipes = chosen_recipes(EXPERIMENTS[table], only)
+    assert len({recipe.key for recipe in recipes}) == len(recipes) == count
+
+
+def test_an_unknown_row_is_refused():
+    with pytest.raises(ValueError, match="cifar10 has no row or column 'ResNet-9'; it has KER, LIN, Ours, ResNet-14"):
+        chosen_recipes(EXPERIMENTS["cifar10"], ["SM", "ResNet-9"])

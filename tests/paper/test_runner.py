@@ -1,0 +1,585 @@
+"""Every table from end to end on made-up data, and what reaches training and testing on the way.
+
+CIFAR ResNets of every depth, and the network of the transfer table, are ResNet-8 here: nothing in what is tested
+depends on how deep a network is. The tests at the end use those of the tables.
+"""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from kernelhead.backbones import create_backbone
+from kernelhead.cli import app
+from kernelhead.paper import EXPERIMENTS, quick, runner
+from kernelhead.paper.quick import open_quick
+from kernelhead.paper.recipe import CIFAR_PROTOCOLS
+from kernelhead.paper.runner import Settings, adapted
+from kernelhead.paper.store import Job, Store
+from kernelhead.results import load_result
+from kernelhead.train import run as run_module
+from kernelhead.train.config import TrainConfig
+from kernelhead.train.loop import predict
+from kernelhead.train.saved import load_classifier
+
+CLASSES = 8  # of the quick data
+RATES = {"transfer": ("0.003", "0.01")}  # of quick runs; else
+CIFAR_RATES = ("0.05", "0.1")
+WHOLE = {cell.recipe.key for table in EXPERIMENTS.values() for cell in table.cells if cell.recipe.subset is None}
+TIMES = ("seconds", "at_once")
+
+
+def ignore(_):
+    pass
+
+
+@pytest.fixture
+def shallow(monkeypatch):
+    def create(name, **options):
+        small = name if name == "lenet5" else "cifar_resnet8"
+        return create_backbone(small, **options)
+
+    monkeypatch.setattr(run_module, "create_backbone", create)
+
+
+@dataclass
+class Recorded:
+    """One training: what it was told, the images it saw, those it was tested on, and its result file."""
+
+    run: object
+    images: object
+    tested: object
+    path: object
+    result: dict
+
+
+@pytest.fixture
+def spy(monkeypatch):
+    """The trainings of a runner, in their order."""
+    recorded, told, tested, predicted = [], [], {}, []
+    train, save = runner.train, runner.save_result
+
+    def spied_train(runs, images, *rest, **options):
+        trained = train(runs, images, *rest, **options)
+        told.extend(zip(runs, images, trained, strict=True))
+        return trained
+
+    def spied_predict(model, data, **options):
+        predicted.append(model)
+        tested[id(model)] = data
+        return predict(model, data, **options)
+
+    def spied_save(path, result):
+        run, images, trained = told.pop(0)
+        assert predicted.count(trained.model) == (trained.diverged_at is None)  # once, after the last epoch
+        recorded.append(Recorded(run, images, tested.pop(id(trained.model), None), path, result))
+        save(path, result)
+
+    monkeypatch.setattr(runner, "train", spied_train)
+    monkeypatch.setattr(runner, "predict", spied_predict)
+    monkeypatch.setattr(runner, "save_result", spied_save)
+    return recorded
+
+
+def reproduce(table, runs, *options):
+    done = CliRunner().invoke(app, ["reproduce", table, "--quick", "--device", "cpu", "--runs", str(runs), *options])
+    assert done.exit_code == 0, (done.output, done.exception)
+    return done.stdout
+
+
+def results_below(folder):
+    return {str(path.relative_to(folder)): load_result(path) for path in sorted(folder.rglob("*.json"))}
+
+
+def numbers_below(folder):
+    """Results without what depends on the clock and on the place."""
+    numbers = {}
+    for path, result in results_below(folder).items():
+        text = json.dumps({key: value for key, value in result.items() if key not in TIMES})
+        numbers[path] = json.loads(text.replace(str(folder), ""))
+    return numbers
+
+
+def rates_of(table):
+    return RATES.get(table, CIFAR_RATES)
+
+
+def expected_files(table):
+    """Written out again: the final run of each cell and of what it builds on, and the candidates of each choice."""
+    found = set()
+
+    def add(recipe):
+        folder = f"{recipe.data}/1-epochs/paper/{recipe.key}"
+        found.add(f"{folder}/seed0.json")
+        chooser = recipe.chosen_as or recipe
+        for rate in rates_of(table):
+            found.add(f"{chooser.data}/1-epochs/paper/{chooser.key}/choice-lr{rate}-wd0.0001.json")
+        for other in (recipe.teacher, recipe.seed_model):
+            if other is not None:
+                add(other)
+
+    for cell in EXPERIMENTS[table].cells:
+        add(cell.recipe)
+    return found
+
+
+def check_result(result, choosing):
+    assert {"experiment", "protocol", "method", "seed", "config", "seconds", "accuracy", "nll", "ece"} <= set(result)
+    assert {"version", "libraries", "hardware"} <= set(result)
+    assert {"torch", "numpy", "python"} <= set(result["libraries"])
+    assert result["seconds"] > 0
+    assert result["parameters"]["backbone"] > 0
+    assert result["parameters"]["head"] > 0
+    for name in ("backbone", "head", "learning_rate", "weight_decay", "epochs", "batch_size", "seed"):
+        assert name in result["config"]
+    assert result["config"]["choosing"] == choosing
+    assert len(result["curve"]["loss"]) == len(result["curve"]["accuracy"]) == result["config"]["epochs"]
+    assert 0 <= result["accuracy"] <= 100
+    assert result["diverged_at"] is None
+    if result["config"]["head"] in ("kernel", "linear"):
+        assert np.isfinite(result["alpha"]).all()
+    if result["config"]["head"] == "kernel" and not result["config"]["head_options"]:
+        assert len(result["alpha"]) == 10
+        assert min(result["alpha"]) >= 0
+
+
+def check_images(recorded, opened):
+    """Held-out images choose and are not trained on; test images do neither; a final run has all that are its own."""
+    held = set()
+    for each in recorded:
+        everything = opened[each.result["experiment"]]
+        if each.result["config"]["choosing"]:
+            kept, tested = (set(images.chosen.tolist()) for images in (each.images, each.tested))
+            assert each.images.padded is each.tested.padded is everything.train.padded
+            assert not kept & tested
+            assert kept | tested == set(range(len(everything.train)))
+            assert sorted(everything.train.labels[sorted(tested)].tolist()) == list(range(CLASSES))
+            held.add(frozenset(tested))
+            assert each.result["images"] == {"train": len(kept), "test": CLASSES, "left_out": 0}
+            continue
+        assert each.tested is everything.test
+        assert len(each.tested) == each.result["images"]["test"]
+        assert each.images.padded is everything.train.padded
+        assert len(each.images) == each.result["images"]["train"]
+        assert (each.images.chosen is None) == (each.result["method"] in WHOLE)
+        assert each.images.chosen is not None or len(each.images) == len(everything.train)
+    assert len(held) <= 1
+
+
+def check_choice(results, path, result, table):
+    """The rate of a final run is that of the best held-out accuracy, the first of equals."""
+    if table != "active":
+        folder = path.rsplit("/", 1)[0]
+    else:
+        folder = f"cifar100/1-epochs/paper/resnet56-{result['config']['head']}"
+    rates = rates_of(table)
+    accuracies = [results[f"{folder}/choice-lr{rate}-wd0.0001.json"]["accuracy"] for rate in rates]
+    assert result["config"]["learning_rate"] == float(rates[int(np.argmax(accuracies))])
+    assert result["config"]["weight_decay"] == 1e-4
+    assert result["choice"] == [
+        {"learning_rate": float(rate), "weight_decay": 1e-4, "held_out_accuracy": accuracy}
+        for rate, accuracy in zip(rates, accuracies, strict=True)
+    ]
+
+
+def check_table(table, results, report, output):
+    """Every cell has its number, and the difference to softmax that two result files give."""
+    accuracies = {path: result["accuracy"] for path, result in results.items() if path.endswith("seed0.json")}
+    with (report / f"{table}-1-epochs.csv").open() as file:
+        head, *rows = list(csv.reader(file))
+    assert head == ["", "", "paper", "over SM", "paper's protocol", "over SM"]
+    place = {
+        (cell.row, cell.column): f"{cell.recipe.data}/1-epochs/paper/{cell.recipe.key}/seed0.json"
+        for cell in EXPERIMENTS[table].cells
+    }
+    assert [tuple(row[:2]) for row in rows] == list(place)
+    for row, column, _, _, ours, over in rows:
+        accuracy = accuracies[place[row, column]]
+        assert ours == f"{accuracy:.2f}"
+        assert ours in output
+        if column.split()[0] == "SM":
+            assert over == ""
+            continue
+        softmax = place.get((row, "SM" if table != "active" else f"SM {column.split()[1]}"))
+        baseline = accuracies[softmax or "cifar100/1-epochs/paper/resnet56-softmax/seed0.json"]
+        assert over == f"{accuracy - baseline:+.2f}"
+    markdown = (report / f"{table}-1-epochs.md").read_text()
+    assert "that it ran is all that these numbers show" in markdown
+    assert "last epoch of 1;" in markdown
+    page = (report / "report.html").read_text()
+    assert EXPERIMENTS[table].title.replace("'", "&#x27;") in page
+
+
+@pytest.mark.parametrize("table", EXPERIMENTS)
+def test_a_table_from_end_to_end(table, shallow, spy, tmp_path, monkeypatch):
+    opened = {}
+
+    def open_once(name, device):
+        return opened.setdefault(name, open_quick(name, device))
+
+    monkeypatch.setattr(runner, "open_quick", open_once)
+    if table != "active":  # a tenth of 64 images is one batch
+        monkeypatch.setattr(quick, "TRAIN", 3 * CLASSES)
+        monkeypatch.setattr(quick, "TEST", 2 * CLASSES)
+    expected = expected_files(table)
+    if table in ("kernels", "activations"):  # they are compared with a cell of another table
+        reproduce("cifar100", tmp_path, "--only", "ResNet-56", "--only", "SM")
+        expected |= {path for path in expected_files("cifar100") if "/resnet56-softmax/" in path}
+    output = reproduce(table, tmp_path)
+    runs = tmp_path / "quick"
+    results = results_below(runs)
+    assert set(results) == expected
+    assert len(spy) == len(expected)  # none twice
+    assert not list((runs / ".partial").iterdir())
+    check_images(spy, opened)
+    for path, result in results.items():
+        check_result(result, "/choice-" in path)
+        if path.endswith("seed0.json"):
+            check_choice(results, path, result, table)
+            saved = load_classifier((runs / path).with_suffix(".safetensors"))
+            test = opened[result["experiment"]].test
+            correct = predict(saved.model, test).argmax(1) == test.labels
+            assert result["accuracy"] == pytest.approx(100 * correct.double().mean().item())
+            assert saved.settings["data"] == result["experiment"]
+            assert TrainConfig(**saved.settings).size == 32  # as `kernelhead evaluate` reads it
+    report = runs / "report"
+    check_table(table, results, report, output)
+
+    before = {path: path.read_bytes() for path in report.glob(f"{table}-*")}
+    monkeypatch.setattr(runner, "train", lambda *_, **__: pytest.fail("trained again"))
+    assert reproduce(table, tmp_path) == output
+    assert {path: path.read_bytes() for path in report.glob(f"{table}-*")} == before
+
+
+def image_settings(**options):
+    return Settings(epochs=1, quick=True, **options)
+
+
+def run(table, root, progress=ignore, **options):
+    runner.run(EXPERIMENTS[table], root, image_settings(**options), progress)
+    return numbers_below(root)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(quick, "TRAIN", 3 * CLASSES)
+    monkeypatch.setattr(quick, "TEST", 2 * CLASSES)
+
+
+def test_several_at_once_and_interruptions_change_no_number(shallow, small, tmp_path):
+    plain = run("rectification", tmp_path / "plain")
+    assert run("rectification", tmp_path / "four", at_once=4) == plain
+    assert {result["at_once"] for result in results_below(tmp_path / "four").values()} >= {4}
+
+    calls = 0
+
+    def stop_now_and_then(now):
+        nonlocal calls
+        calls += 1
+        if calls % 5 == 0:
+            raise KeyboardInterrupt
+
+    for _ in range(30):
+        try:
+            run("rectification", tmp_path / "stopped", stop_now_and_then, at_once=1 + calls % 3)
+        except KeyboardInterrupt:
+            continue
+        break
+    assert calls > 15
+    assert numbers_below(tmp_path / "stopped") == plain
+
+
+def test_a_training_goes_on_in_its_middle(shallow, small, tmp_path, monkeypatch):
+    settings = replace(image_settings(only=("Ours", "rectified features")), epochs=3)
+    runner.run(EXPERIMENTS["rectification"], tmp_path / "plain", settings, ignore)
+
+    def stop(now):
+        if now.moment is not None and now.moment.epoch == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            runner.run(EXPERIMENTS["rectification"], tmp_path / "stopped", settings, stop)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not results_below(tmp_path / "stopped")
+    assert list((tmp_path / "stopped" / ".partial").iterdir())
+    steps = []
+
+    def note(now):
+        if now.moment is not None and now.done == 0:
+            steps.append(now.moment.epoch)
+
+    runner.run(EXPERIMENTS["rectification"], tmp_path / "stopped", settings, note)
+    assert steps == [3]
+    assert not list((tmp_path / "stopped" / ".partial").iterdir())
+    assert numbers_below(tmp_path / "stopped") == numbers_below(tmp_path / "plain")
+
+
+def test_progress_counts_trainings(shallow, small, tmp_path):
+    seen = []
+    run("rectification", tmp_path, seen.append, only=("Ours",))
+    starts = [(now.done, now.total) for now in seen if now.moment is None]
+    assert starts == [(done, 6) for done in range(6)]
+    assert all(now.moment.steps in (2, 4) for now in seen if now.moment is not None)
+
+
+def test_seeds_are_added_to_what_is_there(shallow, small, tmp_path):
+    first = run("rectification", tmp_path, only=("Ours",))
+    both = run("rectification", tmp_path, only=("Ours",), seeds=2)
+    assert both.items() >= first.items()
+    new = sorted(set(both) - set(first))
+    assert [path.rsplit("/", 1)[1] for path in new] == ["seed1.json", "seed1.json"]
+    for path in new:
+        one, other = both[path], both[path.replace("seed1", "seed0")]
+        assert (one["seed"], one["config"]["seed"]) == (1, 1)
+        assert one["choice"] == other["choice"]
+        assert one["config"]["learning_rate"] == other["config"]["learning_rate"]
+        assert one["curve"] != other["curve"]
+
+
+def test_a_damaged_result_is_made_again_and_comes_out_the_same(shallow, small, tmp_path):
+    before = run("rectification", tmp_path, only=("Ours", "rectified features"))
+    (final,) = [name for name in before if name.endswith("seed0.json")]
+    for name in before:
+        (tmp_path / name).write_text("{")
+        (tmp_path / final).write_text("{")  # while it is there, nobody needs the candidates
+        assert run("rectification", tmp_path, only=("Ours", "rectified features")) == before
+
+
+def test_the_test_images_choose_nothing(shallow, small, tmp_path, monkeypatch):
+    run("rectification", tmp_path / "one", only=("SM",))
+
+    def other_test_images(name, device):
+        opened = open_quick(name, device)
+        opened.test.padded.random_(generator=torch.Generator().manual_seed(1))
+        opened.test.labels = opened.test.labels.flip(0)
+        return opened
+
+    monkeypatch.setattr(runner, "open_quick", other_test_images)
+    run("rectification", tmp_path / "other", only=("SM",))
+    one, other = (numbers_below(tmp_path / name) for name in ("one", "other"))
+    different = {path for path in one if one[path] != other[path]}
+    assert different == {path for path in one if path.endswith("seed0.json")}  # their accuracy, and no more
+    for path in one:
+        for key in one[path]:
+            assert key in ("accuracy", "top5", "nll", "ece") or one[path][key] == other[path][key]
+    for path in (tmp_path / "one").rglob("*.safetensors"):
+        weights, others = (
+            load_classifier(tmp_path / name / path.relative_to(tmp_path / "one")).model.state_dict()
+            for name in ("one", "other")
+        )
+        assert all(torch.equal(weights[name], others[name]) for name in weights)
+
+
+def test_students_learn_from_the_teacher_of_their_seed(shallow, small, spy, tmp_path):
+    run("distillation", tmp_path, seeds=2, only=("CIFAR-10",))
+    students = [each for each in spy if each.run.backbone == "lenet5"]
+    assert len(students) == 2 * (2 + 2)
+    for each in students:
+        place = tmp_path / "cifar10" / "1-epochs" / "paper" / "resnet56-softmax" / f"seed{each.run.seed}.safetensors"
+        assert each.run.teacher == str(place)
+        assert each.run.temperature == each.result["config"]["temperature"] == 20
+        assert load_classifier(place).run.head == "softmax"
+        assert load_classifier(place).run.seed == each.run.seed
+    assert all(each.run.teacher is None for each in spy if each.run.backbone != "lenet5")
+
+
+def diverge(monkeypatch, which):
+    """Have the runs that `which` says diverge, by a learning rate that no number survives."""
+    real = runner._run
+
+    def altered(job, store, settings):
+        made = real(job, store, settings)
+        return replace(made, learning_rate=1e38) if which(job) else made
+
+    monkeypatch.setattr(runner, "_run", altered)
+
+
+def test_a_cell_that_diverges_says_so(shallow, small, tmp_path, monkeypatch):
+    diverge(monkeypatch, lambda job: job.recipe.head_options.get("coefficients") == "none")
+    reproduce("cifar100", tmp_path, "--only", "ResNet-56", "--only", "SM")
+    output = reproduce("activations", tmp_path)
+    with (tmp_path / "quick" / "report" / "activations-1-epochs.csv").open() as file:
+        rows = {row[0]: row for row in csv.reader(file)}
+    assert rows["none"][4:] == ["diverged", ""]
+    assert float(rows["relu"][4]) >= 0
+    assert rows["relu"][5]
+    assert "diverged" in output
+    folder = next((tmp_path / "quick").rglob("*coefficients_none"))
+    assert not list(folder.glob("*.safetensors"))
+    results = [load_result(path) for path in folder.glob("*.json")]
+    assert len(results) == 3
+    for result in results:
+        assert result["accuracy"] is None
+        assert 0 <= result["diverged_at"] < 4
+        assert result["curve"]["loss"] == [None]
+    monkeypatch.setattr(runner, "train", lambda *_, **__: pytest.fail("trained again"))
+    assert reproduce("activations", tmp_path) == output
+
+
+def test_a_candidate_that_diverges_is_not_chosen(shallow, small, tmp_path, monkeypatch):
+    diverge(monkeypatch, lambda job: job.choosing and job.learning_rate == 0.05)
+    results = run("rectification", tmp_path, only=("SM", "rectified features"))
+    (final,) = [result for path, result in results.items() if path.endswith("seed0.json")]
+    assert final["config"]["learning_rate"] == 0.1
+    assert final["choice"][0]["held_out_accuracy"] is None
+
+
+def test_students_of_a_teacher_that_diverged_are_not_run(shallow, small, tmp_path, monkeypatch):
+    diverge(monkeypatch, lambda job: job.recipe.data == "cifar10" and not job.choosing and job.recipe.teacher is None)
+    reproduce("distillation", tmp_path)
+    with (tmp_path / "quick" / "report" / "distillation-1-epochs.csv").open() as file:
+        rows = {tuple(row[:2]): row[4] for row in csv.reader(file)}
+    assert rows["CIFAR-10", "SM"] == rows["CIFAR-10", "Ours"] == "not run"
+    assert float(rows["CIFAR-100", "SM"]) >= 0
+    assert float(rows["CIFAR-100", "Ours"]) >= 0
+
+
+# Active learning
+
+
+def trained_on(recorded, column_words):
+    """{(head, strategy, percent): images} of the final runs on subsets."""
+    found = {}
+    for each in recorded:
+        if each.images.chosen is not None and not each.result["config"]["choosing"]:
+            word = each.result["method"].rsplit("-", 1)[1]
+            strategy = next(name for name in column_words if word.startswith(name))
+            found[each.run.head, strategy, int(word.removeprefix(strategy))] = each.images.chosen.tolist()
+    return found
+
+
+def test_subsets_of_active_learning(shallow, spy, tmp_path):
+    only = ("30 %", "50 %", "90 %")
+    run("active", tmp_path, only=only)
+    subsets = trained_on(spy, ("random", "margin", "kcenter"))
+    first = subsets.pop(("softmax", "random", 10))
+    assert len(subsets) == 18
+    for (_, strategy, percent), chosen in subsets.items():
+        assert len(set(chosen)) == len(chosen) == 64 * percent // 100
+        assert chosen[:6] == first
+        assert chosen == subsets["softmax", strategy, 90][: len(chosen)]
+    assert len({tuple(subsets["softmax", strategy, 30]) for strategy in ("random", "margin", "kcenter")}) == 3
+
+    # Once more from the network left behind, one image at a time in double precision.
+    saved = load_classifier(
+        tmp_path / "cifar100" / "1-epochs" / "paper" / "resnet56-softmax-random10/seed0.safetensors"
+    )
+    assert saved.run.head == "softmax"
+    images = open_quick("cifar100", torch.device("cpu")).train
+    logits = predict(saved.model, images).double().numpy()
+    exponentials = np.exp(logits - logits.max(1, keepdims=True))
+    probabilities = np.sort(exponentials / exponentials.sum(1, keepdims=True), axis=1)
+    margin = probabilities[:, -1] - probabilities[:, -2]
+    chosen = subsets["softmax", "margin", 50]
+    others = sorted(set(range(64)) - set(chosen))
+    assert margin[chosen[6:]].max() <= margin[others].min() + 1e-6
+    assert (np.diff(margin[subsets["softmax", "margin", 90][6:]]) >= -1e-6).all()
+
+    features = predict(saved.model.backbone, images).double().numpy()
+    assert features.shape == (64, 64)
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    distance = 1 - unit @ unit.T
+    order = subsets["softmax", "kcenter", 90]
+    for place in range(6, len(order)):
+        left = sorted(set(range(64)) - set(order[:place]))
+        nearest = {image: min(distance[image, center] for center in order[:place]) for image in left}
+        assert nearest[order[place]] >= max(nearest.values()) - 1e-6
+
+
+def test_nobody_looks_at_labels_that_were_not_paid_for(shallow, tmp_path):
+    run("active", tmp_path, only=("30 %", "SM"))
+    store = Store(tmp_path, 1)
+    protocol = adapted(CIFAR_PROTOCOLS["paper"], True)
+    opened = open_quick("cifar100", torch.device("cpu"))
+    for cell in EXPERIMENTS["active"].cells:
+        if cell.row == "30 %" and cell.column.startswith("SM"):
+            job = Job(cell.recipe, protocol, 1, 0, 0.1, 1e-4, False, tmp_path / "unused")
+            kept = runner._subset(job, opened, store)
+            for path in tmp_path.rglob("seed0-*.safetensors"):
+                path.unlink()
+            bought = set(kept[:6].tolist())
+            labels = opened.train.labels.clone()
+            hidden = [index for index in range(64) if index not in bought]
+            opened.train.labels[hidden] = labels[hidden].flip(0)
+            assert not torch.equal(opened.train.labels, labels)
+            assert runner._subset(job, opened, store).tolist() == kept.tolist()
+            opened.train.labels.copy_(labels)
+
+
+def test_each_seed_has_its_own_tenth_and_several_at_once_change_nothing(shallow, spy, tmp_path):
+    options = {"only": ("30 %", "50 %", "Ours random", "Ours margin"), "seeds": 2}
+    plain = run("active", tmp_path / "plain", **options)
+    tenths = {each.run.seed: each.images.chosen.tolist() for each in spy if each.result["method"].endswith("random10")}
+    assert set(tenths) == {0, 1}
+    assert tenths[0] != tenths[1]
+    assert run("active", tmp_path / "three", at_once=3, **options) == plain
+
+
+# With the networks of the tables
+
+
+def test_the_network_of_the_transfer_table(small, tmp_path):
+    reproduce("transfer", tmp_path, "--only", "Oxford-IIIT Pets", "--only", "Ours")
+    results = results_below(tmp_path / "quick")
+    assert len(results) == 3
+    for result in results.values():
+        assert result["config"]["backbone"] == "resnet18"
+        assert result["parameters"]["head"] == 512 * 8 + 10
+
+
+def test_weights_of_the_users_own(tmp_path):
+    job = Job(
+        EXPERIMENTS["transfer"].cells[0].recipe, CIFAR_PROTOCOLS["paper"], 1, 0, 0.1, 1e-4, False, tmp_path / "a.json"
+    )
+    store = Store(tmp_path, 1)
+    assert runner._run(job, store, Settings(1)).backbone_options == {"pretrained": True}
+    assert runner._run(job, store, Settings(1, weights="w.safetensors")).backbone_options == {
+        "pretrained": False,
+        "weights": "w.safetensors",
+    }
+
+
+def test_stopped_and_killed_it_ends_with_the_same_numbers(tmp_path):
+    options = ["--only", "CIFAR-10", "--only", "SM"]
+    reproduce("distillation", tmp_path / "plain", *options)
+    command = [sys.executable, "-m", "kernelhead", "reproduce", "distillation", "--quick", "--device", "cpu", *options]
+    teacher = tmp_path / "runs" / "quick" / "cifar10" / "1-epochs" / "paper" / "resnet56-softmax"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # the number of threads changes the last bits
+    for sent, code, awaited in (
+        (signal.SIGTERM, 130, "choice-lr0.05-wd0.0001.json"),
+        (signal.SIGKILL, -signal.SIGKILL, "choice-lr0.1-wd0.0001.json"),
+        (None, 0, None),
+    ):
+        process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment)
+        while sent is not None and not (teacher / awaited).exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        if sent is not None:
+            process.send_signal(sent)
+        _, messages = process.communicate(timeout=120)
+        assert process.returncode == code, messages
+        assert "Traceback" not in messages
+        if sent == signal.SIGTERM:
+            assert "the same command goes on from there" in messages
+            assert not (teacher / "seed0.json").exists()
+    stopped, plain = numbers_below(tmp_path / "runs" / "quick"), numbers_below(tmp_path / "plain" / "quick")
+    assert len(plain) == 6
+    for path in plain:
+        for numbers in (stopped[path], plain[path]):
+            teacher_of = numbers["config"].pop("teacher")
+            assert (teacher_of is None) == ("lenet5" not in path)
+        assert stopped[path] == plain[path]
+    report = "quick/report/distillation-1-epochs.csv"
+    assert (tmp_path / "runs" / report).read_text() == (tmp_path / "plain" / report).read_text()

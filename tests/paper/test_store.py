@@ -1,0 +1,282 @@
+"""What is still to be run is a function of files: here they are written by hand, and nothing is trained."""
+
+import math
+
+import pytest
+
+from kernelhead.paper import EXPERIMENTS
+from kernelhead.paper.recipe import Protocol, Recipe, Subset
+from kernelhead.paper.store import Store
+from kernelhead.results import save_result
+
+PAPER = Protocol("paper", (0.1, 0.3), (1e-4,), 8)
+TUNED = Protocol("tuned", (0.1, 0.3), (1e-4, 5e-4), 8)
+SINGLE = Protocol("paper", (0.1,), (1e-4,), 8)
+PLAIN = Recipe("cifar10", "cifar_resnet8", "softmax")
+STUDENT = Recipe("cifar10", "lenet5", "softmax", teacher=PLAIN)
+TENTH = Recipe("cifar10", "cifar_resnet8", "softmax", subset=Subset("random", 10), chosen_as=PLAIN)
+PART = Recipe("cifar10", "cifar_resnet8", "softmax", subset=Subset("margin", 30), seed_model=TENTH, chosen_as=PLAIN)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path, 20)
+
+
+def write(path, accuracy=50.0, seed=0, seconds=1.0, backbone="cifar_resnet8", data="cifar10"):
+    result = {"experiment": data, "protocol": "p", "method": "m", "seed": seed, "seconds": seconds}
+    result |= {"images": {"train": 1, "test": 1, "left_out": 0}, "curve": {"loss": [], "accuracy": []}}
+    save_result(path, {**result, "config": {"backbone": backbone}, "accuracy": accuracy})
+
+
+def choose(store, recipe, protocol, *accuracies):
+    for candidate, accuracy in zip(protocol.candidates(), accuracies, strict=True):
+        write(store.choice_path(recipe, protocol, *candidate), accuracy)
+
+
+def finish(store, recipe, protocol, *seeds, accuracy=50.0):
+    for seed in seeds:
+        write(store.result_path(recipe, protocol, seed), accuracy, seed)
+
+
+def told(jobs):
+    return [(job.recipe, job.choosing, job.seed, job.learning_rate, job.weight_decay) for job in jobs]
+
+
+def candidates(recipe, protocol=PAPER):
+    return [(recipe, True, 0, *candidate) for candidate in protocol.candidates()]
+
+
+def test_places_of_files(store, tmp_path):
+    folder = tmp_path / "cifar10" / "20-epochs" / "tuned" / "resnet8-softmax"
+    assert store.choice_path(PLAIN, TUNED, 0.1, 5e-4) == folder / "choice-lr0.1-wd0.0005.json"
+    assert store.result_path(PLAIN, TUNED, 3) == folder / "seed3.json"
+    assert store.model_path(PLAIN, TUNED, 3) == folder / "seed3.safetensors"
+
+
+def test_every_candidate_of_every_table_has_its_own_file(store):
+    for experiment in EXPERIMENTS.values():
+        for protocol in experiment.protocols.values():
+            for cell in experiment.cells[:2]:
+                paths = {store.choice_path(cell.recipe, protocol, *each) for each in protocol.candidates()}
+                assert len(paths) == len(protocol.candidates())
+
+
+def test_choice_first_then_finals_with_what_was_chosen(store):
+    assert told(store.missing(PLAIN, TUNED, [0, 1])) == candidates(PLAIN, TUNED)
+    choose(store, PLAIN, TUNED, 40.0, 41.0, 43.0, 42.0)  # the order: rates, then decays
+    jobs = store.missing(PLAIN, TUNED, [0, 1])
+    assert told(jobs) == [(PLAIN, False, seed, 0.1, 5e-4) for seed in (0, 1)]
+    assert [job.path for job in jobs] == [store.result_path(PLAIN, TUNED, seed) for seed in (0, 1)]
+    assert {job.epochs for job in jobs} == {20}
+    finish(store, PLAIN, TUNED, 0, 1)
+    assert store.missing(PLAIN, TUNED, [0, 1]) == []
+
+
+def test_only_the_candidates_that_lack_are_run(store):
+    write(store.choice_path(PLAIN, PAPER, 0.1, 1e-4))
+    assert told(store.missing(PLAIN, PAPER, [0])) == candidates(PLAIN)[1:]
+    assert store.choice(PLAIN, PAPER) is None
+
+
+def test_a_single_candidate_needs_no_choice(store):
+    assert told(store.missing(PLAIN, SINGLE, [0])) == [(PLAIN, False, 0, 0.1, 1e-4)]
+    assert store.count([PLAIN], SINGLE, [0]) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "best"),
+    [
+        ((None, 1.0), 0.3),
+        ((1.0, None), 0.1),
+        ((0.0, None), 0.1),
+        ((None, 0.0), 0.3),  # right of nothing, but it came to an end
+        ((30.0, 30.0), 0.1),
+        ((None, None), 0.1),
+        ((29.9, 30.0), 0.3),
+    ],
+)
+def test_who_wins(store, accuracies, best):
+    choose(store, PLAIN, PAPER, *accuracies)
+    assert store.choice(PLAIN, PAPER) == (best, 1e-4)
+
+
+def test_protocols_and_epochs_do_not_share_choices(store, tmp_path):
+    choose(store, PLAIN, PAPER, 1.0, 99.0)
+    finish(store, PLAIN, PAPER, 0)
+    assert told(store.missing(PLAIN, TUNED, [0])) == candidates(PLAIN, TUNED)
+    assert store.choice(PLAIN, TUNED) is None
+    assert store.results(PLAIN, TUNED) == {}
+    assert told(Store(tmp_path, 21).missing(PLAIN, PAPER, [0])) == candidates(PLAIN)
+
+
+def test_seeds_can_be_added_later(store):
+    choose(store, PLAIN, PAPER, 1.0, 2.0)
+    finish(store, PLAIN, PAPER, 0, 2)
+    assert told(store.missing(PLAIN, PAPER, range(4))) == [(PLAIN, False, seed, 0.3, 1e-4) for seed in (1, 3)]
+    assert set(store.results(PLAIN, PAPER)) == {0, 2}
+    finish(store, PLAIN, PAPER, 10)
+    assert set(Store(store.root, 20).results(PLAIN, PAPER)) == {0, 2, 10}
+
+
+def test_a_finished_run_is_never_repeated_even_if_it_diverged_or_its_choice_is_gone(store):
+    finish(store, PLAIN, PAPER, 0, accuracy=None)
+    assert store.missing(PLAIN, PAPER, [0]) == []
+
+
+def test_the_teacher_comes_before_its_students(store):
+    assert told(store.missing(STUDENT, PAPER, [0, 1])) == candidates(PLAIN)
+    choose(store, PLAIN, PAPER, 2.0, 1.0)
+    finish(store, PLAIN, PAPER, 0)
+    assert told(store.missing(STUDENT, PAPER, [0, 1])) == [(PLAIN, False, 1, 0.1, 1e-4)]
+    assert told(store.missing(STUDENT, PAPER, [0])) == candidates(STUDENT)
+    finish(store, PLAIN, PAPER, 1)
+    assert told(store.missing(STUDENT, PAPER, [0, 1])) == candidates(STUDENT)
+    choose(store, STUDENT, PAPER, 1.0, 2.0)
+    assert told(store.missing(STUDENT, PAPER, [0, 1])) == [(STUDENT, False, seed, 0.3, 1e-4) for seed in (0, 1)]
+    finish(store, STUDENT, PAPER, 0)
+    assert told(store.missing(STUDENT, PAPER, [0, 1])) == [(STUDENT, False, 1, 0.3, 1e-4)]
+
+
+def test_the_choice_of_a_student_waits_for_the_teacher_of_seed_0(store):
+    """Of a folder that somebody has taken files out of: seed 0 is done, its teacher and the choice are gone."""
+    finish(store, STUDENT, PAPER, 0)
+    finish(store, PLAIN, PAPER, 1)
+    assert told(store.missing(STUDENT, PAPER, [0, 1])) == candidates(PLAIN)
+    choose(store, PLAIN, PAPER, 1.0, 2.0)
+    assert told(store.missing(STUDENT, PAPER, [0, 1])) == [(PLAIN, False, 0, 0.3, 1e-4)]
+    finish(store, PLAIN, PAPER, 0)
+    assert told(store.missing(STUDENT, PAPER, [0, 1])) == candidates(STUDENT)
+
+
+def test_the_seed_model_comes_before_subsets_and_rates_are_those_of_the_whole(store):
+    assert told(store.missing(PART, PAPER, [0, 1])) == candidates(PLAIN)
+    choose(store, PLAIN, PAPER, 1.0, 2.0)
+    assert told(store.missing(PART, PAPER, [0, 1])) == [(TENTH, False, seed, 0.3, 1e-4) for seed in (0, 1)]
+    finish(store, TENTH, PAPER, 0, 1)
+    assert told(store.missing(PART, PAPER, [0, 1])) == [(PART, False, seed, 0.3, 1e-4) for seed in (0, 1)]
+    assert not list(store.root.rglob("resnet8-softmax-*/choice-*"))
+
+
+@pytest.mark.parametrize(("recipe", "base"), [(STUDENT, PLAIN), (PART, TENTH)])
+def test_nothing_is_built_on_a_network_that_diverged(store, recipe, base):
+    choose(store, PLAIN, PAPER, 1.0, 2.0)
+    finish(store, base, PAPER, 0)
+    finish(store, base, PAPER, 1, accuracy=None)
+    if recipe is STUDENT:
+        choose(store, STUDENT, PAPER, 1.0, 2.0)
+    assert told(store.missing(recipe, PAPER, [0, 1])) == [(recipe, False, 0, 0.3, 1e-4)]
+    finish(store, recipe, PAPER, 0)
+    assert store.missing(recipe, PAPER, [0, 1]) == []
+
+
+def test_no_choice_is_made_with_a_teacher_that_diverged(store):
+    finish(store, PLAIN, PAPER, 0, accuracy=None)
+    finish(store, PLAIN, PAPER, 1)
+    assert store.missing(STUDENT, PAPER, [0]) == []
+    assert store.missing(STUDENT, PAPER, [0, 1]) == []
+
+
+@pytest.mark.parametrize("content", ["{", "", "[]", '{"format": 1}', '{"format": 0, "accuracy": 1}'])
+def test_a_damaged_file_is_named_and_run_again(store, content):
+    choose(store, PLAIN, PAPER, 1.0, 2.0)
+    finish(store, PLAIN, PAPER, 0, 1)
+    damaged = store.result_path(PLAIN, PAPER, 1)
+    damaged.write_text(content)
+    assert told(store.missing(PLAIN, PAPER, [0, 1])) == [(PLAIN, False, 1, 0.3, 1e-4)]
+    assert set(store.results(PLAIN, PAPER)) == {0}
+    assert store.count([PLAIN], PAPER, [0, 1]) == (3, 4)
+    (sentence,) = store.broken
+    assert str(damaged) in sentence
+    assert "delete it and run again" in sentence
+    finish(store, PLAIN, PAPER, 1)
+    assert store.missing(PLAIN, PAPER, [0, 1]) == []
+    assert set(store.results(PLAIN, PAPER)) == {0, 1}
+
+
+def test_a_damaged_candidate_is_run_again_before_anything_is_chosen(store):
+    choose(store, PLAIN, PAPER, 1.0, 2.0)
+    store.choice_path(PLAIN, PAPER, 0.1, 1e-4).write_bytes(b"\xff\xfe")
+    assert told(store.missing(PLAIN, PAPER, [0])) == candidates(PLAIN)[:1]
+    assert len(store.broken) == 1
+
+
+def test_counts_have_choices_and_what_is_built_on_each_once(store):
+    assert store.count([PLAIN], PAPER, range(3)) == (0, 5)
+    assert store.count([PLAIN, PLAIN], TUNED, range(3)) == (0, 7)
+    assert store.count([STUDENT], PAPER, range(3)) == (0, 10)
+    assert store.count([STUDENT, PLAIN], PAPER, range(3)) == (0, 10)
+    assert store.count([PART], PAPER, [0]) == (0, 2 + 1 + 1)
+    assert store.count([PART, PLAIN], PAPER, [0]) == (0, 2 + 1 + 1 + 1)
+    choose(store, PLAIN, PAPER, 1.0, None)
+    finish(store, PLAIN, PAPER, 0, 7)
+    assert store.count([STUDENT], PAPER, range(3)) == (3, 10)
+
+
+@pytest.mark.parametrize(
+    ("table", "paper", "tuned"),
+    [
+        ("cifar10", 150, 270),
+        ("cifar100", 150, 270),
+        ("transfer", 40, 72),
+        ("distillation", 4 * 5 + 2 * 5, 4 * 9 + 2 * 9),
+        ("active", 42 + 1 + 2 * 4, 42 + 1 + 2 * 8),
+        ("kernels", 15, 27),
+        ("rectification", 20, 36),
+        ("activations", 20, 36),
+    ],
+)
+def test_counts_of_whole_tables(store, table, paper, tuned):
+    experiment = EXPERIMENTS[table]
+    recipes = [cell.recipe for cell in experiment.cells]
+    assert store.count(recipes, experiment.protocols["paper"], [0]) == (0, paper)
+    assert store.count(recipes, experiment.protocols["tuned"], [0]) == (0, tuned)
+
+
+def test_every_table_can_be_finished_by_doing_what_is_missing(store):
+    """Jobs are only ever asked for when what they build on is there, and there are as many as were counted."""
+    for experiment in EXPERIMENTS.values():
+        protocol = experiment.protocols["paper"]
+        recipes = [cell.recipe for cell in experiment.cells]
+        done, total = store.count(recipes, protocol, range(2))
+        written = 0
+        while jobs := {job.path: job for recipe in recipes for job in store.missing(recipe, protocol, range(2))}:
+            for path, job in jobs.items():
+                assert not path.exists()
+                for other in (job.recipe.teacher, job.recipe.seed_model):
+                    assert other is None or store.result_path(other, protocol, job.seed).exists()
+                write(path, seed=job.seed, data=job.recipe.data, backbone=job.recipe.backbone)
+                written += 1
+        assert done + written == total
+        assert store.count(recipes, protocol, range(2)) == (total, total)
+
+
+def test_time_left_is_told_from_finished_runs_of_the_same_network(store):
+    assert store.seconds_left([PLAIN], PAPER, [0]) is None
+    for seconds, seed in ((10.0, 0), (20.0, 1), (90.0, 2)):
+        write(store.result_path(PLAIN, PAPER, seed), seed=seed, seconds=seconds)
+    fresh = Store(store.root, 20)
+    assert fresh.seconds_left([PLAIN], PAPER, range(3)) == pytest.approx(2 * 20.0)
+    assert fresh.seconds_left([PLAIN], TUNED, range(3)) == pytest.approx((4 + 3) * 20.0)
+    other = Recipe("cifar100", "cifar_resnet8", "softmax")
+    assert fresh.seconds_left([PLAIN, other], PAPER, range(3)) is None
+    assert Store(store.root, 21).seconds_left([PLAIN], PAPER, [0]) is None
+    choose(store, PLAIN, PAPER, 1.0, 2.0)
+    assert Store(store.root, 20).seconds_left([PLAIN], PAPER, range(3)) == 0
+
+
+def test_time_left_has_that_of_teachers(store):
+    write(store.result_path(STUDENT, PAPER, 0), seconds=1.0, backbone="lenet5")
+    assert Store(store.root, 20).seconds_left([STUDENT], PAPER, [0, 1]) is None
+    write(store.result_path(PLAIN, PAPER, 0), seconds=100.0)
+    left = Store(store.root, 20).seconds_left([STUDENT], PAPER, [0, 1])
+    assert left == pytest.approx(3 * 1.0 + 3 * 100.0)
+    assert math.isfinite(left)
+
+
+def test_a_result_without_what_tables_need_is_named_and_run_again(store):
+    path = store.result_path(PLAIN, PAPER, 0)
+    write(path)
+    path.write_text(path.read_text().replace('"curve"', '"cure"'))
+    assert store.read(path) is None
+    assert store.broken == [f"{path} has no curve; delete it and run again"]

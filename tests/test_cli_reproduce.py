@@ -1,0 +1,175 @@
+"""`kernelhead reproduce` and `report` on images, as far as nothing is trained; see tests/paper/test_runner.py."""
+
+import re
+import urllib.request
+from urllib.error import URLError
+
+import pytest
+from typer.testing import CliRunner
+
+from kernelhead.cli import app
+from kernelhead.paper import EXPERIMENTS, runner
+from kernelhead.paper.store import Store
+from kernelhead.results import save_result
+
+COUNTS = {
+    "cifar10": (150, 270),
+    "cifar100": (150, 270),
+    "transfer": (40, 72),
+    "distillation": (30, 54),
+    "active": (51, 59),
+    "kernels": (15, 27),
+    "rectification": (20, 36),
+    "activations": (20, 36),
+}
+
+
+@pytest.fixture(autouse=True)
+def empty_place(tmp_path, monkeypatch):
+    """No data, no runs, no network, and no training by mistake."""
+
+    def no_network(*_, **__):
+        raise URLError("no network")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KERNELHEAD_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr(urllib.request, "urlopen", no_network)
+    monkeypatch.setattr(runner, "train", lambda *_, **__: pytest.fail("trained"))
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def listed(*options):
+    """{(table, protocol): (done, total, time left)} as the listing has it."""
+    done = invoke("reproduce", "list", *options)
+    assert done.exit_code == 0, (done.output, done.exception)
+    found, name = {}, ""
+    for line in done.stdout.splitlines():
+        cells = [cell.strip() for cell in line.strip("│").split("│")]
+        if len(cells) == 5 and " of " in cells[3]:
+            name = cells[0] or name
+            first, total = map(int, cells[3].split(" of "))
+            found[name, cells[2]] = first, total, cells[4]
+    return found
+
+
+def write(store, cell, protocol, seed=0, seconds=60.0):
+    result = {"experiment": cell.recipe.data, "protocol": protocol.name, "method": cell.recipe.key, "seed": seed}
+    result |= {"config": {"backbone": cell.recipe.backbone}, "accuracy": 50.0, "seconds": seconds}
+    result |= {"images": {"train": 1, "test": 1, "left_out": 0}, "curve": {"loss": [1.0], "accuracy": [1.0]}}
+    save_result(store.result_path(cell.recipe, protocol, seed), result)
+
+
+def test_the_listing_has_every_table(tmp_path):
+    found = listed()
+    assert list(dict.fromkeys(name for name, _ in found)) == ["synthetic", *EXPERIMENTS]
+    for name, (paper, tuned) in COUNTS.items():
+        assert found[name, "paper"] == (0, paper, "none measured yet")
+        assert found[name, "tuned"] == (0, tuned, "none measured yet")
+    assert listed("--seeds", 3)["kernels", "paper"][1] == 3 * (4 + 3)
+    assert "450 for the others" in invoke("reproduce", "list", "--epochs", 450).stdout
+    assert not list(tmp_path.iterdir())  # to look changes nothing
+
+
+def test_the_listing_counts_what_is_done_and_tells_the_time_left(tmp_path):
+    store, experiment = Store(tmp_path / "runs", 200), EXPERIMENTS["kernels"]
+    for cell in experiment.cells:
+        write(store, cell, experiment.protocols["paper"])
+    found = listed()
+    assert found["kernels", "paper"] == (3, 15, "0:12:00")
+    assert found["cifar100", "paper"][:2] == (1, 150)  # the learned kernel is a cell of both
+    assert found["cifar100", "paper"][2] == "none measured yet"
+    assert found["rectification", "paper"] == (1, 20, "0:19:00")
+    assert found["active", "paper"] == (0, 51, "0:51:00")
+    assert found["kernels", "tuned"] == (0, 27, "0:27:00")
+    assert listed("--epochs", 100)["kernels", "paper"][0] == 0
+    for cell in experiment.cells:
+        for candidate in experiment.protocols["paper"].candidates():
+            path = store.choice_path(cell.recipe, experiment.protocols["paper"], *candidate)
+            path.write_bytes(store.result_path(cell.recipe, experiment.protocols["paper"], 0).read_bytes())
+    assert listed()["kernels", "paper"] == (15, 15, "none")
+
+
+def test_the_listing_names_a_damaged_file(tmp_path):
+    store, experiment = Store(tmp_path / "runs", 200), EXPERIMENTS["kernels"]
+    write(store, experiment.cells[0], experiment.protocols["paper"])
+    damaged = store.result_path(experiment.cells[0].recipe, experiment.protocols["paper"], 0)
+    damaged.write_text("{")
+    done = invoke("reproduce", "list")
+    assert done.exit_code == 0
+    assert "kernel_rbf/seed0.json" in done.stderr
+    assert "left out:" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["imagenet"], "unknown table 'imagenet'; choose one of synthetic, cifar10, cifar100, transfer, "),
+        (["cifar10", "--protocol", "mine"], "unknown protocol 'mine'; choose one of paper, tuned, both"),
+        (["cifar10", "--only", "ResNet-9"], "cifar10 has no row or column 'ResNet-9'; it has KER, LIN, Ours, "),
+        (["active", "--only", "30%"], "active has no row or column '30%'; it has 30 %, 40 %"),
+        (["cifar10", "--draws", "3"], "the table 'cifar10' has no --draws: leave it out"),
+        (["cifar10", "--weights", "w.safetensors"], "the table 'cifar10' has no --weights: leave it out"),
+        (["synthetic", "--seeds", "3"], "the table 'synthetic' has no --seeds: leave it out"),
+        (["synthetic", "--only", "SM"], "the table 'synthetic' has no --only: leave it out"),
+        (["cifar10", "--quick", "--epochs", "3"], "--quick has its own epochs, draws and seeds: leave them out"),
+        (["cifar10", "--quick", "--seeds", "3"], "--quick has its own epochs, draws and seeds: leave them out"),
+        (["cifar10", "--device", "tpu"], "unknown device 'tpu'; choose auto, cpu or cuda"),
+        (["cifar10", "--device", "cpu"], "cifar10.npz can be put there by hand"),
+        (["kernels", "--device", "cpu", "--protocol", "both"], "cifar100.npz can be put there by hand"),
+        (["transfer", "--device", "cpu"], "oxford-iiit-pet needs images, annotations/trainval.txt"),
+    ],
+)
+def test_errors_are_one_sentence(tmp_path, arguments, sentence):
+    done = invoke("reproduce", *arguments)
+    assert done.exit_code == 1
+    assert isinstance(done.exception, Exception)
+    assert sentence in str(done.exception)
+    assert "\n" not in str(done.exception).strip()
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("arguments", [["--epochs", "0"], ["--seeds", "0"], ["--at-once", "0"], ["--seeds", "x"]])
+def test_wrong_usage_is_refused(arguments):
+    assert invoke("reproduce", "cifar10", *arguments).exit_code == 2
+
+
+def test_what_was_asked_for_reaches_the_runner(tmp_path, monkeypatch):
+    seen = []
+
+    def note(experiment, root, settings, progress):
+        seen.append((experiment.name, root, settings))
+        cell = experiment.cells[0]
+        write(Store(root, settings.epochs), cell, experiment.protocols["paper"])
+
+    monkeypatch.setattr(runner, "run", note)
+    assert invoke("reproduce", "cifar10", "--device", "cpu").exit_code == 0
+    options = ["--epochs", 7, "--seeds", 3, "--protocol", "both", "--only", "SM", "--only", "Ours", "--at-once", 5]
+    options += ["--compile", "--weights", "w", "--runs", "other", "--device", "cpu"]
+    assert invoke("reproduce", "transfer", *options).exit_code == 0
+    assert invoke("reproduce", "kernels", "--quick", "--device", "cpu").exit_code == 0
+    (_, first_root, first), (name, root, settings), (_, quick_root, quick) = seen
+    assert str(first_root) == "runs"
+    assert first == runner.Settings(epochs=200)
+    assert (name, str(root)) == ("transfer", "other")
+    assert settings == runner.Settings(7, 3, ("paper", "tuned"), ("SM", "Ours"), 5, True, False, "w", "cpu")
+    assert str(quick_root) == "runs/quick"
+    assert quick == runner.Settings(epochs=1, quick=True)
+
+
+def test_made_up_numbers_do_not_get_into_the_report(tmp_path):
+    experiment = EXPERIMENTS["kernels"]
+    write(Store(tmp_path / "runs" / "quick", 1), experiment.cells[0], experiment.protocols["paper"])
+    done = invoke("report")
+    assert done.exit_code == 1
+    assert "no results in runs" in str(done.exception)
+    done = invoke("report", "--runs", "runs/quick")
+    assert done.exit_code == 0
+    assert re.search(r"made-up data: that it ran is all", done.stdout)
+    write(Store(tmp_path / "runs", 9), experiment.cells[0], experiment.protocols["paper"])
+    done = invoke("report")
+    assert done.exit_code == 0
+    assert "made-up" not in done.stdout
+    assert not list((tmp_path / "runs" / "report").glob("*-1-epochs*"))
