@@ -5,6 +5,7 @@ BatchNorm takes its statistics over all parts, so that the losses are those of o
 number of processes. Gradients are averaged by DistributedDataParallel.
 """
 
+import atexit
 import os
 import warnings
 from collections.abc import Iterator
@@ -60,7 +61,14 @@ def join_world(device: torch.device) -> World:
         return World()
     if not distributed.is_initialized():
         distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        atexit.register(_leave)
     return World(distributed.get_rank(), distributed.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def _leave() -> None:
+    """End gloo's threads, which would abort a process that exits while they run. NCCL might wait here for others."""
+    if distributed.is_initialized() and distributed.get_backend() == "gloo":
+        distributed.destroy_process_group()
 
 
 @torch.library.custom_op("kernelhead::sum_over_processes", mutates_args=())
