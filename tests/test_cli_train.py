@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -498,3 +499,39 @@ def test_leaving_says_what_is_kept(terminal):
             raise KeyboardInterrupt
         assert caught.value.exit_code == 130
     assert terminal.file.getvalue().count("interrupted; all is kept") == 2
+
+
+# --- a teacher --------------------------------------------------------------------------------------------------------
+
+
+def test_a_student_learns_from_a_teacher(trained, work):
+    succeed(
+        "train",
+        "--data",
+        "pictures",
+        *SMALL,
+        "--epochs",
+        8,
+        "--teacher",
+        "small",
+        "--temperature",
+        "4",
+        "--out",
+        "student",
+    )
+    result = load_result(work / "student" / "result.json")
+    assert result["accuracy"] > 90
+    assert result["config"]["temperature"] == 4
+    assert result["config"]["teacher"] == str(work / "small")
+    assert json.loads(succeed("evaluate", "student", "--json").stdout)["accuracy"] == result["accuracy"]
+
+
+def test_a_teacher_that_does_not_match_is_refused(trained, work):
+    shutil.copytree(work / "pictures", work / "others")
+    first = sorted(folder for folder in (work / "others").iterdir() if folder.is_dir())[0]
+    first.rename(work / "others" / "zebra")
+    start = ["train", "--data", "others", *SMALL]
+    assert "knows other classes than the data" in sentence(*start, "--teacher", "small", "--out", "a")
+    assert "there is no trained classifier in" in sentence(*start, "--teacher", "nothing", "--out", "b")
+    larger = ["train", "--data", "pictures", *SMALL, "--size", 40]
+    assert "expects other images: 32x32" in sentence(*larger, "--teacher", "small", "--out", "c")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from kernelhead._version import __version__
 
@@ -18,6 +17,8 @@ REQUIRED = ("experiment", "protocol", "method", "seed", "config", "accuracy", "s
 
 def environment() -> dict[str, Any]:
     """Code version, library versions and hardware, for a result file."""
+    import torch  # reading results, as `kernelhead report` does, goes without its seconds of import
+
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "version": __version__,

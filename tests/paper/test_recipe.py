@@ -2,12 +2,13 @@ import re
 
 import pytest
 
+from kernelhead import active
 from kernelhead.backbones import create_backbone
 from kernelhead.data.cifar import NAMES
 from kernelhead.heads import create_head
-from kernelhead.paper import EXPERIMENTS
-from kernelhead.paper.recipe import Protocol, Recipe, Subset, paper_number, paper_numbers
-from kernelhead.paper.runner import adapted, chosen_recipes
+from kernelhead.paper import EXPERIMENTS, labelling
+from kernelhead.paper.recipe import Protocol, Recipe, Subset, adapted, paper_number, paper_numbers
+from kernelhead.paper.runner import chosen_recipes
 
 # The paper's tables, typed a second time: columns first, then a line a row, its name before the colon.
 TABLES = {
@@ -266,3 +267,7 @@ def test_rows_and_columns_by_name(table, only, count):
 def test_an_unknown_row_is_refused():
     with pytest.raises(ValueError, match="cifar10 has no row or column 'ResNet-9'; it has KER, LIN, Ours, ResNet-14"):
         chosen_recipes(EXPERIMENTS["cifar10"], ["SM", "ResNet-9"])
+
+
+def test_strategies_are_those_of_active_learning():
+    assert labelling.STRATEGIES == active.STRATEGIES

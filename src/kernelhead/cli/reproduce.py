@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none of it
 EPOCHS = 200  # of image experiments, unless told
 AT_ONCE = 8  # on a GPU
 PROTOCOLS = ("paper", "tuned")
+SYNTHETIC_NAME = "synthetic"
 QUICK = "quick"  # the folder of quick runs, below that of all runs
 MADE_UP = "A quick run on small made-up data: that it ran is all that these numbers show."
 
@@ -160,7 +161,7 @@ def _image_sections(runs: Path, out: Path, shown: str | None) -> Iterator["Secti
     """The table of every experiment that has runs, for each number of epochs."""
     from kernelhead.paper import EXPERIMENTS
     from kernelhead.paper.grid import started
-    from kernelhead.paper.runner import adapted
+    from kernelhead.paper.recipe import adapted
     from kernelhead.paper.store import Store
     from kernelhead.report.experiment import section
     from kernelhead.report.tables import show, to_csv, to_markdown
@@ -190,6 +191,8 @@ def _image_sections(runs: Path, out: Path, shown: str | None) -> Iterator["Secti
 
 
 def _synthetic_sections(runs: Path, out: Path, shown: str | None) -> Iterator["Section"]:
+    if not (runs / SYNTHETIC_NAME).is_dir():
+        return  # what follows imports torch, which takes longer than all other tables
     from kernelhead.paper import synthetic
     from kernelhead.report.figures import synthetic_figures
     from kernelhead.report.page import Section

@@ -5,7 +5,6 @@ is that tenth and 20 % that were chosen. Learning rate and weight decay are thos
 choose them for each of the 42 cells would multiply the trainings by five, and hold out a tenth of every subset.
 """
 
-from kernelhead.active import STRATEGIES
 from kernelhead.paper.cifar import resnet
 from kernelhead.paper.recipe import CIFAR_PROTOCOLS, Cell, Experiment, Recipe, Subset
 
@@ -14,6 +13,7 @@ DEPTH = 56
 FIRST = 10  # percent that the seed model is trained on
 PERCENTS = (30, 40, 50, 60, 70, 80, 90)
 HEADS = {"SM": "softmax", "Ours": "kernel"}
+STRATEGIES = ("random", "margin", "k-center")  # of `kernelhead.active`, the paper's three
 
 
 def _subset(head: str, strategy: str, percent: int, seed_model: Recipe | None = None) -> Recipe:

@@ -1,7 +1,7 @@
 """What is trained for one cell of a table, and how: the words in which tables of the paper are written down."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -67,6 +67,13 @@ class Protocol:
 
     def candidates(self) -> list[tuple[float, float]]:
         return [(rate, decay) for decay in self.weight_decays for rate in self.learning_rates]
+
+
+def adapted(protocol: Protocol, quick: bool) -> Protocol:
+    """A protocol as it is, or one that shows in a moment whether everything runs."""
+    if not quick:
+        return protocol
+    return replace(protocol, learning_rates=protocol.learning_rates[:2], batch_size=6, warmup_epochs=1)
 
 
 @dataclass(frozen=True)

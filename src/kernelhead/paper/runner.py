@@ -20,7 +20,7 @@ from kernelhead.data.images import Images
 from kernelhead.data.open import Opened, open_data
 from kernelhead.paper.labelling import FIRST, PERCENTS
 from kernelhead.paper.quick import open_quick
-from kernelhead.paper.recipe import Experiment, Protocol, Recipe
+from kernelhead.paper.recipe import Experiment, Recipe, adapted
 from kernelhead.paper.store import Job, Store
 from kernelhead.results import save_result
 from kernelhead.train.checkpoint import BrokenCheckpointError, load_checkpoint, save_checkpoint
@@ -72,13 +72,6 @@ def chosen_recipes(experiment: Experiment, only: Sequence[str]) -> list[Recipe]:
         and (not columns or any(word == cell.column or word in cell.column.split() for word in columns))
     }
     return list(recipes.values())
-
-
-def adapted(protocol: Protocol, quick: bool) -> Protocol:
-    """A protocol as it is, or one that shows in a moment whether everything runs."""
-    if not quick:
-        return protocol
-    return replace(protocol, learning_rates=protocol.learning_rates[:2], batch_size=6, warmup_epochs=1)
 
 
 def run(experiment: Experiment, root: Path, settings: Settings, progress: Callable[[Progress], None]) -> None:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-import torch
+import numpy as np
 
-from kernelhead import kernels
 from kernelhead._version import __version__
 from kernelhead.paper.table import NOT_RUN, Table
 from kernelhead.report.chart import BarChart, Chart, Series, escape, figure, number
 from kernelhead.results import write_bytes
 
+END_POINTS = 2  # coefficients a_{-2} and a_{-1}, which come first
 MUTED = (NOT_RUN, "diverged")  # cells that begin so hold no number
 
 
@@ -76,10 +76,10 @@ def curves_chart(title: str, curves: Mapping[str, Sequence[float | None]], y_lab
 
 def learned_kernel_chart(title: str, alphas: Mapping[str, Sequence[float]]) -> Chart:
     """k(t) / k(1) over the cosine t, without the end-point terms. Each alpha (M + 3,): a_{-2}, a_{-1}, a_0 .. a_M."""
-    t = torch.linspace(-1, 1, 101, dtype=torch.float64)
+    t = np.linspace(-1, 1, 101)
     series, notes = [], []
     for label, alpha in alphas.items():
-        values = kernels.power_series(t, torch.tensor(list(alpha), dtype=torch.float64))
+        values = np.polynomial.polynomial.polyval(t, np.array([*alpha[END_POINTS:], 0.0]))
         at_one = float(values[-1])
         shown = 0 < at_one < math.inf
         series.append(Series(label, t.tolist(), (values / at_one).tolist() if shown else [None] * len(t)))
@@ -92,6 +92,6 @@ def coefficients_chart(title: str, alphas: Mapping[str, Sequence[float]]) -> Bar
     """The coefficients of learned kernels, a_{-2} to a_M, in groups of one bar a kernel."""
     most = max((len(alpha) for alpha in alphas.values()), default=0)
     digits = str.maketrans("-0123456789", "₋₀₁₂₃₄₅₆₇₈₉")
-    groups = ["a" + str(i - kernels.END_POINTS).translate(digits) for i in range(most)]
+    groups = ["a" + str(i - END_POINTS).translate(digits) for i in range(most)]
     note = "a₋₂ and a₋₁ count only where t is 1 or \N{MINUS SIGN}1; a₀ shifts the scores of all classes alike."
     return BarChart(title, "coefficient", "value", groups, alphas, (note,))
