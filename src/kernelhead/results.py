@@ -4,8 +4,9 @@ import json
 import os
 import platform
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -27,19 +28,26 @@ def environment() -> dict[str, Any]:
     }
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file so that a reader, or an interruption, finds the old one or the new one and nothing between."""
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write in place of `path`, which is there afterwards whole, or as it was before."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file so that a reader, or an interruption, finds the old one or the new one and nothing between."""
+    with replacing(path) as file:
+        file.write(content)
 
 
 def save_result(path: Path, result: dict[str, Any]) -> None:

@@ -11,13 +11,14 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from kernelhead.results import replacing
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -181,7 +182,7 @@ def pack(
 
     offsets, labels, left_out, longest = [0], [], [], 0
     workers = os.cpu_count() or 1
-    with _replacing(out) as file, ThreadPoolExecutor(workers) as pool:
+    with replacing(out) as file, ThreadPoolExecutor(workers) as pool:
         # The header, with the sizes in it, comes first but is known last: spaces keep its place, as the format allows.
         room = 1024 + len(json.dumps(json.dumps(list(classes))))
         room += -(8 + room) % 8
@@ -284,19 +285,3 @@ def _upright_rgb(opened: "Image", short_side: int | None) -> "Image":
         width, height = (max(1, round(side * short_side / min(image.size))) for side in image.size)
         image = image.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=3.0)
     return image
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write in place of `path`, which is there afterwards whole, or as it was before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
