@@ -22,10 +22,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kernelhead import backbones
 from kernelhead.data.packed import started_ahead
 
-IMAGENET_MEAN = (123.675, 116.28, 103.53)
-IMAGENET_STD = (58.395, 57.12, 57.375)
+IMAGENET_MEAN, IMAGENET_STD = (
+    tuple(255 * value for value in each) for each in (backbones.IMAGENET_MEAN, backbones.IMAGENET_STD)
+)
 SHORTEST, LONGEST = 256 / 224, 480 / 224  # the short side that an image is resized to, over the size of the crop
 
 # The principal axes of ImageNet's colours, one a column, times the standard deviation of the shift along each, in

@@ -4,7 +4,7 @@
 
 A small network's step is a few hundred kernels that take a few microseconds each, so that it is their number that
 counts. Here a layer has two forward: the convolution, which also gives the statistics of its output
-(`kernelhead.ops.conv3x3.batch_statistics`), and one pass over that output for all the rest; and five backward: the two
+(`kernelhead.ops.batch_statistics`), and one pass over that output for all the rest; and five backward: the two
 sums over pixels that BatchNorm's gradient needs, one pass for the gradients with respect to the convolution's output
 and the shortcut, and the three of the convolution.
 

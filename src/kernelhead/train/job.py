@@ -16,7 +16,7 @@ from kernelhead.data.cifar import CLASSES
 from kernelhead.data.images import Images
 from kernelhead.data.large import SHORT_SIDE
 from kernelhead.data.open import Opened, open_data, open_for_testing
-from kernelhead.data.packed import PictureFiles
+from kernelhead.data.packed import PictureFiles, progress_of
 from kernelhead.data.streamed import StreamedImages
 from kernelhead.metrics import accuracy, summary
 from kernelhead.results import save_result
@@ -219,7 +219,7 @@ def evaluate_classifier(
     if unknown:
         raise ValueError(f"the classifier knows no class {unknown[0]!r}; its classes are {_some(saved.classes)}")
     place = torch.tensor([saved.classes.index(name) for name in classes])
-    logits = _logits(saved.model.to(device), images, _named("evaluating", progress))
+    logits = _logits(saved.model.to(device), images, progress_of("evaluating", progress))
     return {"images": len(images), **summary(logits, place[images.labels.cpu()])}
 
 
@@ -236,7 +236,7 @@ def predict_pictures(
         device=device,
         margin=_margin(saved),
     )
-    logits = _logits(saved.model.to(device), images, _named("predicting", progress))
+    logits = _logits(saved.model.to(device), images, progress_of("predicting", progress))
     return torch.softmax(logits.double(), 1), files.broken
 
 
@@ -293,7 +293,3 @@ def _alpha(head: nn.Module) -> dict[str, Any]:
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMED]) + (", .." if len(names) > NAMED else "")
-
-
-def _named(what: str, progress: Steps | None) -> Callable[[int, int], None] | None:
-    return None if progress is None else lambda done, total: progress(what, done, total)

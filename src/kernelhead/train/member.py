@@ -67,10 +67,6 @@ class Member:
         self.fed: list[Tensor] = []
         self.prepared: tuple[int, Tensor, Tensor] | None = None
 
-    @property
-    def name(self) -> str:
-        return f"{self.run.backbone} with head {self.run.head}, seed {self.run.seed}"
-
     def tensors(self) -> dict[str, Tensor]:
         """All that a later continuation needs; the place in the data is a function of seed and step."""
         return {
