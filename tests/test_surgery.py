@@ -1,0 +1,370 @@
+"""kernelize on networks of one's own."""
+
+import copy
+import logging
+import pickle
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import kernelhead
+from kernelhead import HEADS, KernelClassifier, kernelize
+from kernelhead.surgery import changes
+
+
+class Block(nn.Module):
+    """A residual block with one ReLU module at two places, as in torchvision."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x):
+        return self.relu(self.conv2(self.relu(self.bn1(self.conv1(x)))) + x)
+
+
+class Net(nn.Module):
+    """A small convolutional network whose pooling is a function."""
+
+    def __init__(self, classes=5, classifier=None):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, stride=2)
+        self.block = Block(8)
+        self.drop = nn.Dropout(0.5)
+        self.classifier = classifier or nn.Linear(8, classes)
+
+    def forward(self, x):
+        return self.classifier(self.drop(self.block(self.stem(x)).mean((2, 3))))
+
+
+class Convolutional(nn.Module):
+    """A 1x1 convolution classifies every place, and the mean of that are the logits."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Conv2d(3, 8, 3)
+        self.classifier = nn.Conv2d(8, 5, 1)
+
+    def forward(self, x):
+        return self.classifier(self.body(x)).mean((2, 3))
+
+
+def mlp(*end):
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), *(end or [nn.Linear(8, 5)]))
+
+
+IMAGES = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+def test_is_public():
+    assert kernelhead.kernelize is kernelize
+    assert kernelhead.surgery.changes is changes
+
+
+def test_the_last_layer_of_a_sequential_is_replaced():
+    model = mlp()
+    body = [parameter.data_ptr() for parameter in model[:4].parameters()]
+    assert kernelize(model) is model
+    assert isinstance(model[4], KernelClassifier)
+    assert (model[4].in_features, model[4].num_classes) == (8, 5)
+    assert isinstance(model[3], nn.Identity)
+    assert isinstance(model[1], nn.ReLU)
+    assert [parameter.data_ptr() for parameter in model[:3].parameters()] == body
+    assert model(torch.randn(3, 6)).shape == (3, 5)
+
+
+def test_the_record_and_the_log_say_what_was_done(caplog):
+    with caplog.at_level(logging.INFO, logger="kernelhead"):
+        record = changes(kernelize(mlp(), 7, prototypes=2))
+    assert record.layers == ("4",)
+    assert (record.head, record.num_classes) == ("kernel", 7)
+    assert record.relus_removed == ("3",)
+    assert record.relus_kept == record.pooled == record.auxiliary == record.notes == ()
+    assert str(record) == "'4': head 'kernel' for 7 classes; the ReLU before the features is removed: '3'"
+    assert caplog.messages == [f"Sequential: {record}"]
+    with pytest.raises(ValueError, match="Sequential was not made by kernelize"):
+        changes(mlp())
+
+
+def test_the_relu_stays_where_it_is_wanted():
+    model, original = kernelize(mlp(), rectified=True), mlp()
+    original.load_state_dict(model.state_dict(), strict=False)
+    x = torch.randn(3, 6)
+    torch.testing.assert_close(model[:4](x), original[:4](x))
+    assert changes(model).relus_kept == ("3",)
+
+
+def test_only_the_last_use_of_a_shared_relu_is_removed():
+    torch.manual_seed(0)
+    model = Net().eval()
+    stem = model.stem(IMAGES)
+    inner = F.relu(model.block.bn1(model.block.conv1(stem)))
+    expected = model.block.conv2(inner) + stem
+    names = list(model.state_dict())
+    kernelize(model, pool="rkhs")
+    assert changes(model).relus_removed == ("block.relu",)
+    torch.testing.assert_close(model.block.relu(-torch.ones(1)), -torch.ones(1))
+    seen = []
+    model.classifier.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    model(IMAGES)
+    torch.testing.assert_close(seen[0], expected.flatten(2).mT)
+    assert [name for name in model.state_dict() if not name.startswith("classifier")] == names[:-2]
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_every_head_goes_on(head):
+    model = kernelize(Net(), 6, head=head)
+    logits = model(IMAGES)
+    assert logits.shape == (4, 6)
+    logits.sum().backward()
+    assert type(model.classifier) is HEADS[head]
+
+
+def test_logits_are_the_kernel_of_the_features():
+    model = kernelize(Net().eval(), degree=2)
+    with torch.no_grad():
+        features = model.block(model.stem(IMAGES)).mean((2, 3)).double().numpy()
+        weight = model.classifier.weight.double().numpy()
+        logits = model(IMAGES)
+    unit, directions = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (features, weight))
+    t = unit @ directions.T
+    np.testing.assert_allclose(logits.numpy(), 1 + t + t**2, rtol=1e-5)  # all coefficients begin at one
+
+
+def test_pooled_logits_are_the_mean_kernel_over_the_places():
+    model = Net().eval()
+    with torch.no_grad():
+        stem = model.stem(IMAGES)
+        inner = F.relu(model.block.bn1(model.block.conv1(stem)))
+        features = (model.block.conv2(inner) + stem).double().numpy().reshape(4, 8, -1)
+        kernelize(model, degree=2, pool="rkhs")
+        weight = model.classifier.weight.double().numpy()
+        logits = model(IMAGES)
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    t = np.einsum("ndl,cd->nlc", unit, weight / np.linalg.norm(weight, axis=1, keepdims=True))
+    np.testing.assert_allclose(logits.numpy(), (1 + t + t**2).mean(1), rtol=1e-5)
+    assert changes(model).pooled == ("after 'block'",)
+
+
+@pytest.mark.parametrize("side", [9, 16, 21])
+def test_places_may_change_their_number(side):
+    model = kernelize(Net(), pool="rkhs", landmarks=3)
+    assert model(torch.randn(2, 3, side, side)).shape == (2, 5)
+    assert model(torch.randn(3, 3, side + 4, side)).shape == (3, 5)
+    assert model.eval()(torch.randn(0, 3, side, side)).shape == (0, 5)
+
+
+@pytest.mark.parametrize("options", [{}, {"pool": "rkhs"}, {"head": "softmax"}])
+def test_convolutions_that_classify(options):
+    model = kernelize(Convolutional().eval(), 3, **options)
+    logits = model(IMAGES)
+    assert logits.shape == (4, 3)
+    maps = model.body(IMAGES)
+    alone = type(model.classifier)(8, 3, **{k: v for k, v in options.items() if k == "pool"}).eval()
+    alone.load_state_dict(model.classifier.state_dict())
+    expected = alone(maps) if options.get("pool") else alone(maps.movedim(1, -1)).mean((1, 2))
+    torch.testing.assert_close(logits, expected)
+
+
+def test_a_relu_on_the_logits_is_removed():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 5, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    assert changes(kernelize(model)).relus_removed == ("2",)
+    assert model(IMAGES).shape == (4, 5)
+
+
+def test_features_before_any_places_cannot_be_pooled():
+    with pytest.raises(ValueError, match="its features were never a map or tokens"):
+        kernelize(mlp(), pool="rkhs")
+    flat = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 30 * 30, 5))
+    with pytest.raises(ValueError, match="it flattens its map 4x30x30 into one vector and pools nothing"):
+        kernelize(flat, pool="rkhs")
+    assert isinstance(kernelize(flat)[2], KernelClassifier)
+
+
+class Regrouping(nn.Module):
+    """It remembers the batch from before its features, and puts them together again before it pools."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Conv2d(3, 8, 3, stride=8)
+        self.classifier = nn.Linear(8, 5)
+
+    def forward(self, x):
+        return self.classifier(self.body(x).reshape(len(x), 8, -1).mean(2))
+
+
+def test_a_way_around_the_pooling_that_does_not_work_is_not_taken():
+    model = Regrouping()
+    with pytest.raises(ValueError, match="it does not run with a head that takes them"):
+        kernelize(model, pool="rkhs")
+    assert model(IMAGES).shape == (4, 5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"pool": "rkhs", "landmarks": 4}])
+def test_mode_precision_device_and_frozen_weights_stay(training, dtype, options):
+    model = Net().to(dtype).train(training)
+    model.stem.requires_grad_(False)
+    model.block.bn1.eval()
+    kernelize(model, **options)
+    assert all(p.dtype == dtype for p in model.parameters())
+    assert (model.training, model.classifier.training, model.block.bn1.training) == (training, training, False)
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert frozen == {"stem.weight", "stem.bias"}
+    assert model(IMAGES.to(dtype)).dtype == dtype
+    meta = kernelize(Net().to("meta"), **options)
+    assert {p.device.type for p in meta.parameters()} == {"meta"}
+    assert meta(IMAGES.to("meta")).shape == (4, 5)
+
+
+def test_channels_last():
+    model = kernelize(Net(), pool="rkhs").to(memory_format=torch.channels_last)
+    x = IMAGES.to(memory_format=torch.channels_last)
+    model(x).sum().backward()
+    assert model.stem.weight.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(model.eval()(x), copy.deepcopy(model).to(memory_format=torch.contiguous_format)(IMAGES))
+
+
+@pytest.mark.parametrize("options", [{}, {"pool": "rkhs"}, {"warm_start": True, "inputs": IMAGES}])
+def test_looking_changes_neither_statistics_nor_random_numbers_nor_gradients(options):
+    model = Net()
+    model(IMAGES).sum().backward()
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    gradient = model.stem.weight.grad.clone()
+    random.seed(1)
+    torch.manual_seed(1)
+    KernelClassifier(8, 5)  # the new head takes its random numbers as ever
+    expected = torch.rand(1)
+    torch.manual_seed(1)
+    kernelize(model, **options)
+    assert torch.equal(torch.rand(1), expected)
+    assert random.random() == random.Random(1).random()
+    for name, buffer in model.named_buffers():
+        if name in buffers:
+            assert torch.equal(buffer, buffers[name])
+    assert torch.equal(model.stem.weight.grad, gradient)
+
+
+@pytest.mark.parametrize("options", [{}, {"pool": "rkhs"}])
+@pytest.mark.parametrize("twin_of", ["deepcopy", "pickle"])
+def test_copies_are_independent(options, twin_of):
+    model = kernelize(Net().eval(), **options)
+    twin = copy.deepcopy(model) if twin_of == "deepcopy" else pickle.loads(pickle.dumps(model))
+    expected = model(IMAGES)
+    twin(IMAGES[:, :, :9, :9])
+    assert torch.equal(model(IMAGES), expected)
+    assert torch.equal(twin(IMAGES), expected)
+    assert changes(twin) == changes(model)
+
+
+def test_a_layer_with_two_names_and_tied_weights():
+    model = Net()
+    model.alias = model.classifier
+    model.tied = nn.Linear(8, 5)
+    model.tied.weight = model.classifier.weight
+    weight = model.tied.weight
+    kernelize(model)
+    assert model.alias is model.classifier
+    assert isinstance(model.alias, KernelClassifier)
+    assert model.tied.weight is weight
+
+
+@pytest.mark.parametrize("options", [{}, {"pool": "rkhs"}])
+def test_networks_without_a_classifier(options):
+    model = Net(classifier=nn.Identity())
+    with pytest.raises(ValueError, match="Net has no classifier yet, so it needs num_classes"):
+        kernelize(model, **options)
+    kernelize(model, 3, **options)
+    assert model(IMAGES).shape == (4, 3)
+    with pytest.raises(ValueError, match=r"the trained layer has none, not 3"):
+        kernelize(Net(classifier=nn.Identity()), 3, warm_start=True)
+
+
+class TwoInputs(nn.Module):
+    """Nothing can be guessed about what it takes."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(3, 8), nn.Linear(4, 8)
+        self.classifier = nn.Linear(8, 5)
+
+    def forward(self, left, *, right):
+        if left.sum() > 1e6:  # looks at numbers, which tensors without data don't have
+            raise ValueError("too large")
+        return self.classifier(torch.relu(self.left(left) + self.right(right)))
+
+
+def test_networks_that_only_run_on_real_inputs():
+    inputs = {"left": torch.randn(2, 3), "right": torch.randn(2, 4)}
+    model = kernelize(TwoInputs(), inputs=inputs)
+    assert changes(model).relus_kept == ("TwoInputs",)  # a function call
+    assert model(**inputs).shape == (2, 5)
+    blind = kernelize(TwoInputs(), 3)
+    assert changes(blind).layers == ("classifier",)
+    assert "not run, as no input is known for it" in changes(blind).notes[0]
+    named = kernelize(TwoInputs(), 3, layer="right")
+    assert isinstance(named.right, KernelClassifier)
+    with pytest.raises(ValueError, match="TwoInputs does not run on these inputs"):
+        kernelize(TwoInputs(), inputs=torch.randn(2, 3))
+    with pytest.raises(ValueError, match="where it pools can only be seen in a run: give inputs"):
+        kernelize(TwoInputs(), pool="rkhs")
+
+
+def test_layers_by_name():
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 5), nn.BatchNorm1d(5))
+    with pytest.raises(ValueError, match=r"looked for .* native_batch_norm in '3' .* name it with layer='...'"):
+        kernelize(model)
+    assert changes(kernelize(model, layer="2")).layers == ("2",)
+    assert model(torch.randn(4, 6)).shape == (4, 5)
+    with pytest.raises(ValueError, match="Net has no layer 'fc'; its last linear layers are 'classifier'"):
+        kernelize(Net(), layer="fc")
+    with pytest.raises(ValueError, match=r"layer 'stem' is a Conv2d, not an nn\.Linear"):
+        kernelize(Net(), layer="stem")
+
+
+def test_networks_that_are_wrapped_or_done_are_refused():
+    with pytest.raises(ValueError, match="before it is compiled or wrapped into DataParallel"):
+        kernelize(nn.DataParallel(Net()))
+    with pytest.raises(ValueError, match="before it is compiled or wrapped into OptimizedModule"):
+        kernelize(torch.compile(Net()))
+    compiled = Net()
+    compiled.compile()
+    with pytest.raises(ValueError, match="before it is compiled"):
+        kernelize(compiled)
+    with pytest.raises(ValueError, match="Net has the head KernelClassifier at 'classifier' already"):
+        kernelize(kernelize(Net()))
+    with pytest.raises(ValueError, match="the network is one Linear layer"):
+        kernelize(nn.Linear(3, 4))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"head": "fancy"}, "unknown head 'fancy'; choose one of softmax"),
+        ({"num_classes": 0}, "num_classes to be a positive integer, got 0"),
+        ({"landmark": 3}, "head 'kernel' has no option 'landmark'"),
+        ({"warm_start": True, "num_classes": 3}, "warm_start keeps the classes: the trained layer has 5, not 3"),
+        ({"warm_start": True, "landmarks": 3}, "warm_start cannot start landmarks"),
+        ({"warm_start": True, "pool": "rkhs"}, "warm_start starts from weights for pooled features"),
+        ({"warm_start": True, "head": "expansion"}, "warm_start needs a head with class weights"),
+    ],
+)
+def test_wrong_options_are_refused_and_change_nothing(options, message):
+    model = Net()
+    modules = list(model.modules())
+    with pytest.raises(ValueError, match=message):
+        kernelize(model, **options)
+    assert list(model.modules()) == modules
+
+
+def test_only_modules_are_taken():
+    with pytest.raises(TypeError, match=r"kernelize takes an nn\.Module, got str"):
+        kernelize("resnet18")

@@ -1,0 +1,178 @@
+"""Kernelized networks under torch.compile, DistributedDataParallel, transformers' Trainer and Lightning, unchanged."""
+
+import multiprocessing
+import runpy
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch.nn import functional as F
+
+from kernelhead import KernelClassifier, kernelize
+
+CASES = {"vectors": {}, "places": {"pool": "rkhs"}, "landmarks": {"pool": "rkhs", "landmarks": 6}}
+
+
+def network(**options):
+    torch.manual_seed(0)
+    body = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return kernelize(nn.Sequential(*body, nn.Linear(8, 5)), 4, **options)
+
+
+def batch(samples=8, side=8):
+    generator = torch.Generator().manual_seed(side)
+    return torch.randn(samples, 3, side, side, generator=generator), torch.arange(samples) % 4
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_compiles_to_one_graph(case):
+    torch.compiler.reset()
+    model, twin = network(**CASES[case]), network(**CASES[case])
+    compiled = torch.compile(twin, backend="aot_eager", fullgraph=True)
+    for side in (8, 11):  # of the images, so that the number of places changes
+        x, y = batch(side=side)
+        logits, expected = compiled(x), model(x)
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+        F.cross_entropy(logits, y).backward()
+        F.cross_entropy(expected, y).backward()
+    for mine, its in zip(twin.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, its.grad, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_exports(case):
+    model = network(**CASES[case]).eval()
+    x, _ = batch()
+    program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    for samples in (2, 8):
+        x, _ = batch(samples)
+        torch.testing.assert_close(program.module()(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def train_part(folder, rank):
+    """One of two processes: a step on its half of the batch."""
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", f"file://{folder / 'store'}", rank=rank, world_size=2)
+    for case, options in CASES.items():
+        model = nn.parallel.DistributedDataParallel(network(**options))
+        x, y = (part.chunk(2)[rank] for part in batch())
+        for _ in range(2):  # a parameter without gradient would stop the second step
+            model.zero_grad()
+            F.cross_entropy(model.eval()(x), y).backward()
+        torch.save([p.grad for p in model.parameters()], folder / f"{case}-{rank}.pt")
+    distributed.destroy_process_group()
+
+
+def test_distributed_data_parallel_gives_the_gradients_of_the_whole_batch(tmp_path):
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["kernelhead.surgery", "torch.nn.parallel", "pytest"])
+    arguments = [{"folder": tmp_path, "rank": rank} for rank in range(2)]
+    processes = [
+        context.Process(target=runpy.run_path, args=(__file__, {"arguments": each}, "__main__")) for each in arguments
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+        process.join()
+        process.close()
+    assert codes == [0, 0]
+    for case, options in CASES.items():
+        model = network(**options).eval()
+        x, y = batch()
+        F.cross_entropy(model(x), y).backward()
+        gradients = [torch.load(tmp_path / f"{case}-{rank}.pt") for rank in range(2)]
+        for whole, first, second in zip(model.parameters(), *gradients, strict=True):
+            assert torch.equal(first, second)
+            torch.testing.assert_close(first, whole.grad, rtol=1e-4, atol=1e-6)
+
+
+class Texts(torch.utils.data.Dataset):
+    """The class of a text is its second word."""
+
+    def __init__(self, samples):
+        self.ids = torch.randint(4, 30, (samples, 6), generator=torch.Generator().manual_seed(0))
+        self.ids[:, 1] = self.ids[:, 1] % 3 + 30
+
+    def __len__(self):
+        return len(self.ids)
+
+    def __getitem__(self, index):
+        return {"input_ids": self.ids[index], "labels": self.ids[index, 1] - 30}
+
+
+def test_the_trainer_of_transformers(tmp_path):
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.BertConfig(vocab_size=40, **sizes, num_labels=7)
+    model = kernelize(transformers.BertForSequenceClassification(config), 3)
+    settings = transformers.TrainingArguments(
+        tmp_path, num_train_epochs=8, per_device_train_batch_size=32, learning_rate=1e-2, report_to=[], use_cpu=True,
+        logging_strategy="no", save_strategy="no", disable_tqdm=True, dataloader_pin_memory=False,
+    )  # fmt: skip
+    trainer = transformers.Trainer(model, settings, train_dataset=Texts(256), eval_dataset=Texts(64))
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] < before / 2
+    predictions = trainer.predict(Texts(64))
+    assert predictions.predictions.shape == (64, 3)
+    trainer.save_model(tmp_path / "saved")
+    twin = kernelize(transformers.BertForSequenceClassification(config), 3)
+    from safetensors.torch import load_file
+
+    twin.load_state_dict(load_file(tmp_path / "saved" / "model.safetensors"))
+    ids = Texts(8).ids
+    torch.testing.assert_close(twin.eval()(input_ids=ids).logits, model.eval()(input_ids=ids).logits)
+
+
+def test_lightning(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own imports
+        import lightning
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.network = network(pool="rkhs")
+            self.losses = []
+
+        def training_step(self, pair, index):
+            loss = F.cross_entropy(self.network(pair[0]), pair[1])
+            self.losses.append(loss.item())
+            return loss
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters(), lr=0.02)
+
+    module = Module()
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*batch(32)), batch_size=16)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = lightning.Trainer(max_epochs=20, accelerator="cpu", default_root_dir=tmp_path, **quiet)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of few workers and few steps
+        trainer.fit(module, loader)
+    assert module.losses[-1] < module.losses[0]
+    state = torch.load(next(tmp_path.rglob("*.ckpt")))["state_dict"]
+    assert isinstance(module.network[5], KernelClassifier)
+    twin = Module()
+    twin.load_state_dict(state)
+    x, _ = batch()
+    torch.testing.assert_close(twin.eval().network(x), module.eval().network(x))
+
+
+@pytest.mark.parametrize("name", ["kernelize_resnet", "kernelize_bert"])
+def test_examples_run_as_they_are_and_learn(name, capsys):
+    example = runpy.run_path(str(Path(__file__).parent.parent / "examples" / f"{name}.py"))
+    assert example["main"]() > 80
+    assert "head 'kernel'" in capsys.readouterr().out
+
+
+if __name__ == "__main__":
+    train_part(**globals()["arguments"])

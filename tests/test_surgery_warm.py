@@ -1,0 +1,167 @@
+"""kernelize(warm_start=True): a head that starts from the trained linear layer."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from kernelhead import KernelClassifier, kernelize
+from kernelhead.surgery import changes
+from kernelhead.surgery._warm import common_shift, start_from
+
+FEATURES = 24
+
+
+def draw(classes, samples, seed):
+    """Clusters of unequal frequency, so that a bias has something to say."""
+    centers = torch.randn(classes, 12, generator=torch.Generator().manual_seed(7))
+    generator = torch.Generator().manual_seed(seed)
+    frequency = torch.softmax(torch.linspace(0, 2, classes), 0)
+    y = torch.multinomial(frequency, samples, replacement=True, generator=generator)
+    return centers[y] + 1.1 * torch.randn(samples, 12, generator=generator), y
+
+
+def train(classes, bias=True):
+    torch.manual_seed(0)
+    x, y = draw(classes, 4000, 1)
+    layers = [nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, FEATURES), nn.ReLU(), nn.Dropout(0.1)]
+    network = nn.Sequential(*layers, nn.Linear(FEATURES, classes, bias=bias))
+    optimizer = torch.optim.Adam(network.parameters(), lr=5e-3)
+    for step in range(250):
+        rows = torch.arange(step * 200, (step + 1) * 200) % 4000
+        optimizer.zero_grad()
+        F.cross_entropy(network(x[rows]), y[rows]).backward()
+        optimizer.step()
+    return network.eval()
+
+
+@pytest.fixture(scope="module", params=[8, 60], ids=["few classes", "more classes than features"])
+def trained(request):
+    return train(request.param)
+
+
+def accuracy(network, classes):
+    x, y = draw(classes, 4000, 2)
+    with torch.no_grad():
+        logits = network(x)
+    return 100 * (logits.argmax(1) == y).double().mean().item(), F.cross_entropy(logits, y).item()
+
+
+OPTIONS = {
+    "relu": {},
+    "sigmoid": {"coefficients": "sigmoid"},
+    "softmax": {"coefficients": "softmax"},
+    "softplus": {"coefficients": "softplus"},
+    "none": {"coefficients": "none"},
+    "temperature": {"temperature": 0.05},
+    "degree-1": {"degree": 1},
+    "prototypes": {"prototypes": 3},
+    "sum": {"prototypes": 3, "aggregate": "sum"},
+    "rbf": {"kernel": "rbf"},
+    "polynomial": {"kernel": "polynomial", "degree": 10},
+    "linear": {"head": "linear"},
+    "softmax head": {"head": "softmax"},
+}
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_accuracy_stays_within_two_points(trained, case):
+    classes = trained[-1].out_features
+    before, _ = accuracy(trained, classes)
+    assert before > 50  # the network has learned something
+    x, _ = draw(classes, 500, 3)
+    network = kernelize(copy.deepcopy(trained), warm_start=True, inputs=x, **OPTIONS[case])
+    after, _ = accuracy(network, classes)
+    assert abs(after - before) < 2
+
+
+def test_accuracy_without_inputs():
+    trained = train(8)
+    before, _ = accuracy(trained, 8)
+    network = kernelize(copy.deepcopy(trained), warm_start=True)
+    after, _ = accuracy(network, 8)
+    assert abs(after - before) < 2
+    assert changes(network).notes == (
+        "starts from the trained layer",
+        "its bias is left out: give a batch of inputs to keep it",
+        "its confidence is a guess: give a batch of inputs to keep it",
+        "the trained weights expect that ReLU",
+    )
+    assert changes(network).relus_kept == ("3",)
+
+
+def test_inputs_keep_the_confidence():
+    trained = train(8)
+    _, before = accuracy(trained, 8)
+    _, guessed = accuracy(kernelize(copy.deepcopy(trained), warm_start=True), 8)
+    x, _ = draw(8, 500, 3)
+    _, kept = accuracy(kernelize(copy.deepcopy(trained), warm_start=True, inputs=x), 8)
+    assert abs(kept - before) < 0.1
+    assert abs(kept - before) < abs(guessed - before)
+
+
+def test_without_a_bias_the_ranking_is_the_same():
+    trained = train(8, bias=False)
+    network = kernelize(copy.deepcopy(trained), warm_start=True)
+    x, _ = draw(8, 4000, 4)
+    with torch.no_grad():
+        assert (network(x).argsort(1) == trained(x).argsort(1)).all(1).double().mean() > 0.999
+
+
+def test_the_common_shift_is_the_shortest_that_makes_lengths_equal():
+    weight = np.random.default_rng(0).normal(size=(6, 20)) * np.linspace(1, 2, 6)[:, None]
+    shift = common_shift(torch.from_numpy(weight)).numpy()
+    lengths = np.linalg.norm(weight + shift, axis=1)
+    assert np.ptp(lengths) / lengths.mean() < 1e-3
+    centred = weight - weight.mean(0)
+    squares = (weight**2).sum(1)
+    shortest = np.linalg.pinv(centred) @ ((squares.mean() - squares) / 2)
+    np.testing.assert_allclose(shift, shortest, rtol=5e-3, atol=1e-4)
+    assert not common_shift(torch.ones(3, 4, dtype=torch.float64)).any()
+
+
+@pytest.mark.parametrize("coefficients", ["relu", "sigmoid", "softmax", "softplus", "none"])
+def test_the_kernel_begins_nearly_linear_with_every_coefficient_alive(coefficients):
+    torch.manual_seed(0)
+    head = KernelClassifier(10, 4, coefficients=coefficients, temperature=1.0 if coefficients != "softmax" else 0.005)
+    features = torch.randn(200, 10).abs()
+    start_from(head, torch.randn(4, 10) / 10, None, features)
+    alpha = head.alpha.detach()
+    higher = torch.cat([alpha[:2], alpha[4:]])
+    assert (higher > 0).all()
+    assert (higher < 0.02 * alpha[3]).all()
+    logits = head(features)
+    F.cross_entropy(logits, torch.randint(4, (200,))).backward()
+    assert head.raw_alpha.grad[3:].all()  # those of t, t^2, ..
+
+
+def test_prototypes_begin_apart():
+    torch.manual_seed(0)
+    head = KernelClassifier(10, 4, prototypes=3)
+    weight = torch.randn(4, 10)
+    start_from(head, weight, None, None)
+    groups = head.weight.detach().view(4, 3, 10)
+    apart = (groups[:, 0] - groups[:, 1]).norm(dim=1) / groups[:, 0].norm(dim=1)
+    assert (apart > 1e-3).all()
+    assert (apart < 0.1).all()
+
+
+def test_bounded_coefficients_say_that_confidence_is_lowered():
+    head = KernelClassifier(10, 4, coefficients="sigmoid")
+    notes = start_from(head, 50 * torch.randn(4, 10), None, torch.randn(100, 10))
+    assert "its confidence is lowered: sigmoid coefficients are bounded" in notes
+    assert head.alpha.max() <= 1
+
+
+def test_a_convolution_that_classifies():
+    torch.manual_seed(0)
+    classifier = nn.Conv2d(8, 4, 1, bias=False)
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), classifier, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    x = torch.randn(16, 3, 8, 8)
+    twin = kernelize(copy.deepcopy(network), warm_start=True, inputs=x, kernel="linear")
+    places, own = network[:3](x), twin[:3](x)
+    assert (places.argmax(1) == own.argmax(1)).double().mean() > 0.99
+    assert changes(twin).relus_kept == ("1",)
