@@ -1,0 +1,54 @@
+"""Train kernel heads on points of the sphere, look at what they learned, and freeze one for inference.
+
+python examples/inspect_head.py
+"""
+
+import torch
+from torch.nn import functional as F
+
+from kernelhead import KernelClassifier, parameter_groups
+from kernelhead.metrics import accuracy
+
+
+def draw(count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two classes of three clusters each on the sphere in 3 dimensions, around the six ends of the axes."""
+    centers = torch.cat([torch.eye(3), -torch.eye(3)])
+    cluster = torch.randint(6, (count,), generator=generator)
+    points = centers[cluster] + 0.25 * torch.randn(count, 3, generator=generator)
+    return F.normalize(points), cluster % 2
+
+
+def main() -> None:
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(1)
+    x, y = draw(2000, generator)
+    x_test, y_test = draw(2000, generator)
+
+    head = KernelClassifier(3, 2, prototypes=5)
+    optimizer = torch.optim.SGD(parameter_groups(head, weight_decay=1e-4), lr=0.1, momentum=0.9)
+    for _ in range(300):
+        loss = F.cross_entropy(head(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    head.eval()
+
+    # The kernel, what each term is worth, and which of the five prototypes of a class are in use.
+    print(head.describe(x))
+
+    # For inference: weights of unit length, no dead terms; with a tolerance also without what changes no logit by more.
+    with torch.no_grad():
+        logits = head(x_test)
+        print(f"\nhead: degree {head.degree}, accuracy {accuracy(logits, y_test):.1f} %")
+        for tolerance in (0.0, 3.0):
+            frozen = head.freeze(tolerance=tolerance)
+            found = frozen(x_test)
+            change = (found - logits).abs().max().item()
+            print(
+                f"frozen, tolerance {tolerance:g}: degree {frozen.degree}, a logit changes by at most {change:.1e}, "
+                f"accuracy {accuracy(found, y_test):.1f} %"
+            )
+
+
+if __name__ == "__main__":
+    main()
