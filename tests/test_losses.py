@@ -3,8 +3,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
-from kernelhead.losses import distillation_loss
+from kernelhead import HEADS, KernelClassifier, create_head
+from kernelhead.heads import loss_and_hits
+from kernelhead.losses import distillation_loss, kernel_cross_entropy
+from kernelhead.ops import cross_entropy
 
 
 def softmax(x):
@@ -47,3 +51,173 @@ def test_other_classes_are_refused():
 def test_bad_temperature():
     with pytest.raises(ValueError, match="temperature must be positive"):
         distillation_loss(torch.zeros(2, 3), torch.zeros(2, 3), temperature=0.0)
+
+
+@pytest.fixture
+def head_case():
+    torch.manual_seed(0)
+    head = KernelClassifier(6, 11, prototypes=2, temperature=0.5).double()
+    return head, torch.randn(9, 6, dtype=torch.float64), torch.randint(11, (9,))
+
+
+@pytest.mark.parametrize("backend", ["auto", "eager", "chunked"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"reduction": "sum"},
+        {"reduction": "none"},
+        {"label_smoothing": 0.2},
+        {"ignore_index": 3, "reduction": "sum"},
+    ],
+    ids=str,
+)
+def test_kernel_cross_entropy_is_that_of_the_logits(head_case, backend, options):
+    head, features, target = head_case
+    target[2] = target[5] = 3
+    wanted = F.cross_entropy(head(features), target, **options)
+    found = head.loss(features, target, backend=backend, **options)
+    torch.testing.assert_close(found, wanted)
+    parameters = list(head.parameters())
+    for ours, theirs in zip(
+        torch.autograd.grad(found.sum(), parameters), torch.autograd.grad(wanted.sum(), parameters), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_all_ignored_is_nan_as_in_torch(head_case):
+    head, features, target = head_case
+    for backend in ("eager", "chunked"):
+        assert head.loss(features, torch.full_like(target, -100), backend=backend).isnan()
+
+
+def test_loss_keeps_the_shape_of_sequences(head_case):
+    head, features, target = head_case
+    losses = head.loss(features.view(3, 3, 6), target.view(3, 3), reduction="none", backend="chunked")
+    torch.testing.assert_close(losses, F.cross_entropy(head(features), target, reduction="none").view(3, 3))
+
+
+@pytest.mark.parametrize(
+    "options", [{"landmarks": 5}, {"aggregate": "sum", "prototypes": 2}, {"pool": "rkhs"}], ids=str
+)
+def test_heads_without_a_fused_loss_have_a_loss(options):
+    torch.manual_seed(0)
+    head = KernelClassifier(6, 4, **options).double()
+    features = torch.randn(*((5, 6, 2, 2) if "pool" in options else (5, 6)), dtype=torch.float64)
+    target = torch.randint(4, (5,))
+    found = head.loss(features, target, label_smoothing=0.1)
+    torch.testing.assert_close(found, F.cross_entropy(head(features), target, label_smoothing=0.1))
+
+
+@pytest.mark.parametrize("name", list(HEADS))
+@pytest.mark.parametrize("crossover", [0, 10**9])
+def test_loss_and_hits(monkeypatch, name, crossover):
+    monkeypatch.setitem(cross_entropy.CROSSOVER, "cpu", crossover)
+    torch.manual_seed(0)
+    head = create_head(name, 6, 4).double()
+    features = torch.randn(*((20, 6, 2, 2) if head.pools else (20, 6)), dtype=torch.float64)
+    target = torch.randint(4, (20,))
+    loss, hits = loss_and_hits(head, features, target)
+    logits = head(features)
+    torch.testing.assert_close(loss, F.cross_entropy(logits, target))
+    assert hits.tolist() == (logits.argmax(1) == target).tolist()
+    assert 0 < hits.sum() < 20
+
+
+def test_gradients_that_nobody_wants_are_not_made(head_case):
+    head, features, target = head_case
+    head.weight.requires_grad_(False)
+    features.requires_grad_()
+    head.loss(features, target, backend="chunked").backward()
+    assert head.weight.grad is None
+    assert features.grad.abs().sum() > 0
+    assert head.raw_alpha.grad.abs().sum() > 0
+
+
+def test_zero_vectors_have_no_gradient(head_case):
+    head, features, target = head_case
+    features[4] = 0
+    features.requires_grad_()
+    loss = head.loss(features, target, backend="chunked")
+    loss.backward()
+    assert loss.isfinite()
+    assert features.grad[4].abs().sum() == 0
+    assert head.weight.grad.isfinite().all()
+
+
+def test_autocast_takes_the_low_precision():
+    torch.manual_seed(0)
+    head = KernelClassifier(32, 50)
+    features, target = torch.randn(40, 32), torch.randint(50, (40,))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = head.loss(features, target, backend="chunked")
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, F.cross_entropy(head(features), target), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("mode", ["speed", "memory"])
+def test_compiles_whole(head_case, mode):
+    head, features, target = head_case
+
+    def loss(features, target):
+        return head.loss(features, target, backend="chunked", mode=mode)
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    found, wanted = (
+        torch.autograd.grad(function(features, target), list(head.parameters())) for function in (compiled, loss)
+    )
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("mode", ["speed", "memory"])
+def test_backward_twice(head_case, mode):
+    head, features, target = head_case
+    loss = head.loss(features, target, backend="chunked", mode=mode)
+    first = torch.autograd.grad(loss, list(head.parameters()), retain_graph=True)
+    assert all(map(torch.equal, first, torch.autograd.grad(loss, list(head.parameters()))))
+
+
+def test_fused_losses_have_one_derivative(head_case):
+    head, features, target = head_case
+    squared = head.loss(features, target, backend="chunked") ** 2
+    (gradient,) = torch.autograd.grad(squared, [head.weight], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+def test_auto_takes_the_plain_head_below_the_crossover_and_where_it_must(monkeypatch):
+    features, weight = torch.randn(4, 3), torch.randn(8, 3)
+    assert cross_entropy.choose(features, weight) == "eager"
+    monkeypatch.setitem(cross_entropy.CROSSOVER, "cpu", 32)
+    assert cross_entropy.choose(features, weight) == "chunked"
+    chosen = []
+    torch.func.grad(lambda x: (chosen.append(cross_entropy.choose(x, weight)), x.sum())[1])(features)
+    assert chosen == ["eager"]  # of which torch.func can have any derivative
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"features": torch.randn(4, 5)}, r"features \(N, D\) and weight \(C P, D\), got \(4, 5\) and \(8, 3\)"),
+        ({"features": torch.ones(4, 3, dtype=torch.long)}, "floating-point"),
+        ({"prototypes": 3}, "8 rows of weight do not make classes of 3 prototypes"),
+        ({"alpha": torch.ones(3)}, r"alpha \(M \+ 3,\) with M of 1 or more"),
+        ({"target": torch.zeros(5, dtype=torch.long)}, "4 integer labels"),
+        ({"target": torch.zeros(4)}, "4 integer labels"),
+        ({"target": torch.tensor([0, 8, 1, 2])}, "labels go from 0 to 8, but there are 8 classes"),
+        ({"target": torch.tensor([0, -1, 1, 2])}, "labels go from -1 to 2, but there are 8 classes"),
+        ({"temperature": 0.0}, "temperature must be positive"),
+        ({"label_smoothing": 1.0}, "label_smoothing must be"),
+        ({"negligible": -1.0}, "negligible must be"),
+        ({"reduction": "median"}, "'median'; choose one of mean, sum, none"),
+        ({"backend": "cuda"}, "'cuda'; choose one of auto, eager, chunked, triton"),
+        ({"backend": "triton"}, "needs float32 or half precision on CUDA"),
+        ({"mode": "fast"}, "'fast'; choose one of auto, speed, memory"),
+    ],
+)
+def test_bad_input_is_one_sentence(changed, sentence):
+    given = {"features": torch.randn(4, 3), "weight": torch.randn(8, 3), "alpha": torch.ones(5)}
+    given |= {"target": torch.arange(4), "backend": "chunked", **changed}
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        kernel_cross_entropy(**given)

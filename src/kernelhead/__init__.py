@@ -6,16 +6,35 @@ from typing import TYPE_CHECKING, Any
 from kernelhead._version import __version__
 
 if TYPE_CHECKING:
-    from kernelhead import coefficients, kernels
+    from kernelhead import coefficients, export, kernels, surgery
+    from kernelhead.estimator import KernelHeadClassifier
     from kernelhead.heads import HEADS, KernelClassifier, create_head
+    from kernelhead.losses import kernel_cross_entropy
     from kernelhead.parameters import parameter_groups
+    from kernelhead.surgery import kernelize
 
-__all__ = ["HEADS", "KernelClassifier", "__version__", "coefficients", "create_head", "kernels", "parameter_groups"]
+__all__ = [
+    "HEADS",
+    "KernelClassifier",
+    "KernelHeadClassifier",
+    "__version__",
+    "coefficients",
+    "create_head",
+    "export",
+    "kernel_cross_entropy",
+    "kernelize",
+    "kernels",
+    "parameter_groups",
+    "surgery",
+]
 
 _HOME = {
     "HEADS": "kernelhead.heads",
     "KernelClassifier": "kernelhead.heads",
+    "KernelHeadClassifier": "kernelhead.estimator",
     "create_head": "kernelhead.heads",
+    "kernel_cross_entropy": "kernelhead.losses",
+    "kernelize": "kernelhead.surgery",
     "parameter_groups": "kernelhead.parameters",
 }
 

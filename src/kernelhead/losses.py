@@ -1,8 +1,142 @@
 """Losses."""
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from kernelhead.ops import cross_entropy
+from kernelhead.ops.cross_entropy import eager
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+def kernel_cross_entropy(
+    features: Tensor,
+    weight: Tensor,
+    alpha: Tensor,
+    target: Tensor,
+    *,
+    temperature: float = 1.0,
+    prototypes: int = 1,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+    backend: str = "auto",
+    mode: str = "auto",
+    negligible: float = 0.0,
+) -> Tensor:
+    """Cross-entropy of the kernel head, from features to the loss: no logits in between where there are many classes.
+
+    The value and the gradients of
+
+        F.cross_entropy(logits, target, ..),   logits = log sum_p exp(k(<w_jp / |w_jp|, f / |f|>) / T),
+
+    where p runs over the `prototypes` of a class: its probability is the sum of theirs.
+
+    Args:
+        features: (N, D).
+        weight: (C P, D), the prototypes of a class side by side.
+        alpha: the kernel's coefficients (M + 3,), ordered a_{-2}, a_{-1}, a_0 .. a_M.
+        target: labels (N,), integers from 0 to C - 1, or `ignore_index`. A label out of range is an error on a CPU;
+            elsewhere asking would wait for the device, and the loss is NaN.
+        temperature: T.
+        prototypes: P.
+        ignore_index: the label of samples that do not count.
+        label_smoothing: the share of a label that is spread evenly over all classes.
+        reduction: "mean" over the samples that count, "sum", or "none", which gives (N,).
+        backend: "eager" (logits as the plain head has them), "chunked" (a block of classes at a time, any device),
+            "triton" (the same in fused kernels, on CUDA, in float32 and half precision), or "auto", the fastest for
+            this device and size. The last three have first derivatives only.
+        mode: of the fused backends. "speed" keeps the cosines (N, C P) for the backward pass, "memory" computes them
+            again, block by block; "auto" keeps them while they take less than a sixteenth of a GPU's memory.
+        negligible: of the triton backend in half precision, without label smoothing: leave tiles of samples and classes
+            out of the gradients that together hold at most this part of the probability that went to wrong classes.
+            2**-14 is far below the rounding of half precision. It pays where most samples are sure of their class, and
+            waits for the device once. Nothing is left out while a CUDA graph is captured.
+
+    The same inputs give the same bits on the same machine, with every backend. For half-precision inputs, and under
+    autocast, cosines are kept in float16 on a GPU, sums are float32, and end-point terms count as zero.
+    """
+    _check_loss(features, weight, alpha, target, prototypes, reduction, backend, mode)
+    if not (temperature > 0 and math.isfinite(temperature)):
+        raise ValueError(f"temperature must be positive and finite, got {temperature}")
+    if not 0 <= label_smoothing < 1:
+        raise ValueError(f"label_smoothing must be at least 0 and below 1, got {label_smoothing}")
+    if not 0 <= negligible < 1:
+        raise ValueError(f"negligible must be at least 0 and below 1, got {negligible}")
+    if temperature != 1:
+        alpha = alpha / temperature
+    if backend == "auto":
+        backend = cross_entropy.choose(features, weight)
+    if target.dtype != torch.long:
+        target = target.long()
+    _check_labels(target, ignore_index, weight.shape[0] // prototypes)
+    if backend == "eager":
+        scores = eager.scores(features, weight, alpha, prototypes)
+        return F.cross_entropy(
+            scores, target, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
+        )
+    losses, _ = cross_entropy.fused_nll(
+        features,
+        weight,
+        alpha,
+        target,
+        prototypes=prototypes,
+        ignored=ignore_index,
+        smoothing=label_smoothing,
+        backend=backend,
+        mode=mode,
+        negligible=negligible,
+    )
+    if reduction == "none":
+        return losses
+    return losses.sum() / (target != ignore_index).sum() if reduction == "mean" else losses.sum()
+
+
+def _check_loss(
+    features: Tensor,
+    weight: Tensor,
+    alpha: Tensor,
+    target: Tensor,
+    prototypes: int,
+    reduction: str,
+    backend: str,
+    mode: str,
+) -> None:
+    """Refuse what the backends could not make sense of."""
+    name = "kernel_cross_entropy"
+    for given, choices in ((reduction, REDUCTIONS), (backend, cross_entropy.BACKENDS), (mode, cross_entropy.MODES)):
+        if given not in choices:
+            raise ValueError(f"{name} does not know {given!r}; choose one of {', '.join(choices)}")
+    if not (torch.is_floating_point(features) and torch.is_floating_point(weight)):
+        raise TypeError(f"{name} expects floating-point numbers, got {features.dtype} and {weight.dtype}")
+    if features.dim() != 2 or weight.dim() != 2 or features.shape[1] != weight.shape[1]:
+        shapes = f"{tuple(features.shape)} and {tuple(weight.shape)}"
+        raise ValueError(f"{name} expects features (N, D) and weight (C P, D), got {shapes}")
+    if prototypes < 1 or weight.shape[0] % prototypes or not weight.shape[0]:
+        raise ValueError(f"{weight.shape[0]} rows of weight do not make classes of {prototypes} prototypes")
+    if alpha.dim() != 1 or alpha.shape[0] < 4:
+        raise ValueError(f"{name} expects alpha (M + 3,) with M of 1 or more, got {tuple(alpha.shape)}")
+    if target.shape != features.shape[:1] or torch.is_floating_point(target) or target.dtype == torch.bool:
+        raise ValueError(
+            f"{name} expects {features.shape[0]} integer labels, got {tuple(target.shape)} of {target.dtype}"
+        )
+    if backend == "triton" and (features.device.type != "cuda" or features.dtype == torch.float64):
+        place = f"{features.dtype} on {features.device.type}"
+        raise ValueError(f"backend 'triton' needs float32 or half precision on CUDA, got {place}; 'chunked' takes any")
+
+
+def _check_labels(target: Tensor, ignore_index: int, classes: int) -> None:
+    """Refuse labels out of range, on a CPU, where asking does not wait."""
+    if target.device.type != "cpu" or target.numel() == 0 or torch.compiler.is_compiling():
+        return
+    if type(target) is not Tensor:  # a fake one has no answer
+        return
+    low, high = (int(value) for value in torch.aminmax(target * (target != ignore_index)))
+    if low < 0 or high >= classes:
+        raise ValueError(f"labels go from {low} to {high}, but there are {classes} classes")
 
 
 def distillation_loss(logits: Tensor, teacher_logits: Tensor, *, temperature: float = 20.0) -> Tensor:

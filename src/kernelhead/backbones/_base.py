@@ -33,9 +33,12 @@ class Classifier(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (N, 3, H, W) -> logits (N, C)."""
-        features = self.backbone.feature_map(images) if self.head.pools else self.backbone(images)
-        logits: Tensor = self.head(features)
+        logits: Tensor = self.head(self.features(images))
         return logits
+
+    def features(self, images: Tensor) -> Tensor:
+        """Images (N, 3, H, W) -> what the head takes."""
+        return self.backbone.feature_map(images) if self.head.pools else self.backbone(images)
 
 
 def initialize(module: nn.Module) -> None:

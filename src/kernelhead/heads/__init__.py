@@ -6,9 +6,11 @@ feature vectors (..., D), or, where True, a feature map (N, D, H, W) or tokens (
 
 import inspect
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from kernelhead.heads.expansion import ExpansionHead
+from kernelhead.heads.frozen import FrozenKernelClassifier
 from kernelhead.heads.kernel import KernelClassifier
 from kernelhead.heads.linear import LinearHead
 from kernelhead.heads.second_order import SecondOrderHead
@@ -34,12 +36,22 @@ def create_head(name: str, in_features: int, num_classes: int, **options: object
     return HEADS[name](in_features, num_classes, **options)
 
 
+def loss_and_hits(head: nn.Module, features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean cross-entropy of a head's logits with labels (N,), and which samples it classifies so (N,)."""
+    if isinstance(head, KernelClassifier):
+        return head.loss_and_hits(features, target)
+    logits = head(features)
+    return F.cross_entropy(logits, target), logits.detach().argmax(1) == target
+
+
 __all__ = [
     "HEADS",
     "ExpansionHead",
+    "FrozenKernelClassifier",
     "KernelClassifier",
     "LinearHead",
     "SecondOrderHead",
     "SoftmaxHead",
     "create_head",
+    "loss_and_hits",
 ]

@@ -1,6 +1,8 @@
 """The kernelized classification layer, and what lies beyond it in the same RKHS."""
 
 import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +11,14 @@ from torch.nn import functional as F
 from kernelhead import kernels
 from kernelhead.coefficients import activation, initial_raw
 from kernelhead.heads._places import as_places, as_vectors, check_sizes
+from kernelhead.heads.frozen import FrozenKernelClassifier
+from kernelhead.losses import kernel_cross_entropy
+from kernelhead.ops import cross_entropy
 from kernelhead.ops.kernel_mean import kernel_mean
 from kernelhead.ops.precision import autocast_enabled
+
+if TYPE_CHECKING:
+    from kernelhead.inspection import Description
 
 KERNELS = ("learned", "linear", "polynomial", "rbf")
 AGGREGATES = ("logsumexp", "sum")
@@ -173,6 +181,52 @@ class KernelClassifier(nn.Module):
         if not autocast_enabled(features.device.type):
             logits = logits.to(torch.promote_types(features.dtype, self.weight.dtype))
         return logits if self.pools or features.dim() == 2 else logits.view(*features.shape[:-1], self.num_classes)
+
+    def freeze(self, *, tolerance: float = 0.0) -> FrozenKernelClassifier:
+        """A copy for inference: the same logits as in evaluation mode, faster. See `FrozenKernelClassifier`."""
+        return FrozenKernelClassifier(self, tolerance=tolerance)
+
+    def describe(self, features: Tensor | Iterable[Tensor] | None = None) -> "Description":
+        """What it has learned, in numbers; `print` shows them with the kernel drawn. See `kernelhead.inspection`.
+
+        With features as the head takes them, or batches of them, also how its weights are used.
+        """
+        from kernelhead.inspection import describe  # it is made of heads
+
+        return describe(self, features)
+
+    def loss(self, features: Tensor, target: Tensor, **options: Any) -> Tensor:
+        """The cross-entropy of this head's logits with labels, without the logits where there are many classes.
+
+        features as `forward` takes them, target (...): labels of the same leading shape. Options are those of
+        `kernel_cross_entropy`: ignore_index, label_smoothing, reduction, backend, mode. Landmarks, pooling and
+        aggregate="sum" have no fused loss: there, it is `F.cross_entropy` of the logits, with the first three.
+        """
+        if not self._has_fused_loss:
+            logits = self(features)
+            return F.cross_entropy(logits.reshape(-1, self.num_classes), target.reshape(-1), **options)
+        vectors = as_vectors(features, self.in_features, "KernelClassifier")
+        settings = {"temperature": self.temperature, "prototypes": self.prototypes, **options}
+        found = kernel_cross_entropy(vectors, self.weight, self.alpha, target.reshape(-1), **settings)
+        return found.view(target.shape) if found.dim() else found
+
+    def loss_and_hits(self, features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean loss (), and which samples have their own class on top (N,). features (N, D), target (N,)."""
+        backend = cross_entropy.choose(features, self.weight) if self._has_fused_loss else "eager"
+        if backend == "eager":
+            logits = self(features)
+            return F.cross_entropy(logits, target), logits.detach().argmax(1) == target
+        vectors = as_vectors(features, self.in_features, "KernelClassifier")
+        alpha = self.alpha / self.temperature
+        losses, hits = cross_entropy.fused_nll(
+            vectors, self.weight, alpha, target, prototypes=self.prototypes, backend=backend, ranked=True
+        )
+        return losses.mean(), hits
+
+    @property
+    def _has_fused_loss(self) -> bool:
+        mixture = self.prototypes == 1 or self.aggregate == "logsumexp"
+        return self.landmarks is None and not self.pools and mixture
 
     def extra_repr(self) -> str:
         """Sizes first, then the options, those of the plain layer left out."""

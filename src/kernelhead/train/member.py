@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+from kernelhead.backbones import Classifier
 from kernelhead.data.resident import ResidentImages
+from kernelhead.heads import loss_and_hits
 from kernelhead.losses import distillation_loss
 from kernelhead.parameters import parameter_groups
 from kernelhead.train.distributed import World, synchronize_batch_norm
@@ -45,10 +46,11 @@ class Member:
         self.parameters: list[Tensor] = [parameter for group in self.groups for parameter in group["params"]]
         self.velocity = [torch.zeros_like(parameter) for parameter in self.parameters]
 
-        self.network: nn.Module = self.model
+        objective: nn.Module = _Objective(self.model, run.temperature)
         if world.size > 1:
             synchronize_batch_norm(self.model)
-            self.network = DistributedDataParallel(_Compiled(self.model) if compiled else self.model)
+            objective = DistributedDataParallel(_Compiled(objective) if compiled else objective)
+        self.objective = objective
         self.forward = _compile(self._forward) if compiled and world.size == 1 else self._forward
 
         self.steps = schedule.steps(len(data))
@@ -117,14 +119,12 @@ class Member:
         if device == "cuda":
             images = images.contiguous(memory_format=torch.channels_last)
         with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
-            logits = self.network(images)
-            if self.teacher is None:
-                loss = F.cross_entropy(logits, labels)
-            else:
+            scores = None
+            if self.teacher is not None:
                 with torch.no_grad():
                     scores = self.teacher(images)
-                loss = distillation_loss(logits, scores, temperature=self.run.temperature)
-        return loss, (logits.detach().argmax(1) == labels).float().mean()
+            loss, hits = self.objective(images, labels, scores)
+        return loss, hits.float().mean()
 
     def step(self) -> None:
         """One step of SGD with momentum, weight decay where `parameter_groups` puts it."""
@@ -132,7 +132,7 @@ class Member:
         if self.world.size > 1:  # the hooks of DistributedDataParallel are in backward() alone
             loss.backward()  # type: ignore[no-untyped-call]
             gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-            self.network.zero_grad()
+            self.objective.zero_grad()
         else:
             gradients = list(torch.autograd.grad(loss, self.parameters))
         with torch.no_grad():
@@ -154,17 +154,35 @@ class Member:
         torch.manual_seed(mix(self.run.seed, step, self.world.rank))
 
 
+class _Objective(nn.Module):
+    """A network with its loss, which the head may have a faster way to than through its logits."""
+
+    def __init__(self, model: Classifier, temperature: float) -> None:
+        super().__init__()
+        self.model = model
+        self.temperature = temperature
+
+    def forward(self, images: Tensor, labels: Tensor, scores: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The loss, and which images are classified as labelled; `scores` are a teacher's to learn instead."""
+        features = self.model.features(images)
+        if scores is None:
+            return loss_and_hits(self.model.head, features, labels)
+        logits = self.model.head(features)
+        loss = distillation_loss(logits, scores, temperature=self.temperature)
+        return loss, logits.detach().argmax(1) == labels
+
+
 class _Compiled(nn.Module):
     """A network to be compiled inside of DistributedDataParallel, which itself cannot be."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, objective: nn.Module) -> None:
         super().__init__()
-        self.model = model
-        self.compiled = _compile(model.forward)
+        self.objective = objective
+        self.compiled = _compile(objective.forward)
 
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.compiled(images)
-        return logits
+    def forward(self, images: Tensor, labels: Tensor, scores: Tensor | None) -> tuple[Tensor, Tensor]:
+        loss, hits = self.compiled(images, labels, scores)
+        return loss, hits
 
 
 def _compile(function: Callable[P, R]) -> Callable[P, R]:

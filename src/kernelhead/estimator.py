@@ -1,0 +1,326 @@
+"""The kernel head as a scikit-learn classifier: feature vectors in, classes out."""
+
+from numbers import Integral, Real
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.utils import check_random_state, compute_class_weight
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+except ImportError as error:
+    raise ModuleNotFoundError(
+        "KernelHeadClassifier needs scikit-learn 1.6 or later; 'pip install kernelhead[sklearn]' brings it",
+        name="sklearn",
+    ) from error
+
+from kernelhead.landmark_training import Samples, Trainer, calibrate, exact_head, random_landmarks, train
+from kernelhead.ridge import learn_kernel
+
+SOLVERS = ("auto", "exact", "adam")
+EXACT_SAMPLES = 10_000  # "auto" solves exactly up to so many: the time grows with their cube, memory with their square
+LEFT_OUT = 500  # samples that the kernel is learned from by leave-one-out
+NOISE, DROPOUT = 0.2, 0.2  # of "adam": see `Trainer`
+CALIBRATED, ENOUGH = 50, 100  # "adam" holds out a sample in 50 for its temperature, if that makes 100 of them
+BLOCK = 2**25  # kernel values that a prediction holds at a time
+
+Array = NDArray[Any]
+
+
+class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A classifier in a reproducing kernel Hilbert space that learns its own kernel.
+
+    Features are standardised, a constant coordinate is appended, and the result is scaled to unit length, which maps
+    the whole space onto a half sphere: no length is lost. There the kernel is k(t) = sum_m a_m t^m with a_m >= 0. Its
+    coefficients, the ridge and the softmax's temperature are those of the best leave-one-out likelihood.
+
+    Args:
+        solver: "exact" mixes the kernel's values at all training samples, by kernel ridge regression. "adam" mixes
+            those at `landmarks` points, which it moves along with the kernel by gradient descent; it takes time and
+            memory in proportion to the samples. "auto" is "exact" up to 10,000 samples.
+        degree: where the kernel's series ends.
+        landmarks: how many points "adam" has.
+        epochs: how often "adam" goes through the samples.
+        batch_size: samples a step.
+        learning_rate: the highest, of the kernel's coefficients; landmarks move at twice that, the mixing at a tenth.
+        early_stopping: "adam" holds out `validation_fraction` of the samples, keeps the state with the best log-loss on
+            them, and ends after `patience` epochs without a better one.
+        validation_fraction: see there.
+        patience: see there.
+        class_weight: None, "balanced", or a weight for each class.
+        random_state: an int makes every fit the same.
+        device: "auto" (a GPU where there is one), or a device of PyTorch.
+        verbose: print how it goes on.
+
+    Attributes:
+        classes_: (C,), sorted.
+        head_: the `KernelClassifier` over standardised features with the constant appended, (N, D + 1) -> (N, C).
+        alpha_: the kernel's coefficients (degree + 3,), ordered a_{-2}, a_{-1}, a_0 .. a_M, with k(1) = 1.
+        mean_, scale_: (D,), what features are standardised by.
+        ridge_, loss_: found by leave-one-out on some samples, and the mean log-loss it had there.
+        temperature_: what scores are divided by to be logits.
+        solver_: "exact" or "adam".
+        loss_curve_: squared error of each epoch of "adam".
+    """
+
+    def __init__(
+        self,
+        *,
+        solver: str = "auto",
+        degree: int = 7,
+        landmarks: int = 1024,
+        epochs: int = 8,
+        batch_size: int = 256,
+        learning_rate: float = 0.02,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        patience: int = 3,
+        class_weight: dict[Any, float] | str | None = None,
+        random_state: int | np.random.RandomState | None = None,
+        device: str = "auto",
+        verbose: bool = False,
+    ) -> None:
+        self.solver = solver
+        self.degree = degree
+        self.landmarks = landmarks
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.patience = patience
+        self.class_weight = class_weight
+        self.random_state = random_state
+        self.device = device
+        self.verbose = verbose
+
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Learn from features X (N, D) and labels y (N,) of any kind. A weight of 2 counts as the same sample twice."""
+        self._check_parameters()
+        features, labels, weight = self._validate(X, y, sample_weight)
+        self.classes_, target = np.unique(labels, return_inverse=True)
+        weight = self._class_weighted(target, weight)
+        features, target, weight = features[weight > 0], target[weight > 0], weight[weight > 0]
+        present = len(np.unique(target))
+        if present < 2:
+            raise ValueError(f"KernelHeadClassifier needs samples of two classes or more, got {present} class")
+        self.solver_ = self._choose_solver(len(features))
+        if self.solver_ == "exact":
+            features, target, weight = _merge_repeated(features, target, weight)
+        random = check_random_state(self.random_state)
+        self._start(features, target, weight, random)
+        samples = self._samples(features, target, weight)
+        self._forget_training()
+        if self.solver_ == "exact":
+            n = len(samples)
+            asked = None if n <= LEFT_OUT else torch.from_numpy(random.permutation(n)[:LEFT_OUT])
+            head, self.temperature_ = exact_head(samples, len(self.classes_), self._kernel, asked)
+            self.head_ = head.cpu()
+            self.loss_curve_: list[float] = []
+        else:
+            self._descend(samples, random)
+        return self
+
+    def _descend(self, samples: Samples, random: np.random.RandomState) -> None:
+        """Fit by gradient descent, and calibrate on samples held out, where there are enough of them."""
+        n = len(samples)
+        held_out = max(1, round(n * self.validation_fraction)) if self.early_stopping else n // CALIBRATED
+        order = torch.from_numpy(random.permutation(n))
+        held = samples.at(order[:held_out]) if self.early_stopping or held_out >= ENOUGH else None
+        rest = samples if held is None else samples.at(order[held_out:])
+        trainer = self._new_trainer(rest, random)
+        self.loss_curve_ = train(
+            trainer,
+            rest,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            validation=held if self.early_stopping else None,
+            patience=self.patience,
+            watch=self._tell,
+        )
+        if held is not None and len(held) >= ENOUGH:
+            self.temperature_ = calibrate(trainer.head, held, self.temperature_)
+        self.head_ = trainer.head.cpu()
+
+    def partial_fit(
+        self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+    ) -> Self:
+        """Go through X (N, D) and y (N,) once, by gradient descent at half the learning rate, without forgetting.
+
+        The first call names all `classes`, unless a fit came before; it fixes the standardisation and where the
+        landmarks start, and should therefore be given some hundred samples.
+        """
+        self._check_parameters()
+        first = not hasattr(self, "head_")
+        if first and classes is None:
+            raise ValueError("the first call of partial_fit needs classes: all labels that will ever come")
+        features, labels, weight = self._validate(X, y, sample_weight, reset=first)
+        if classes is not None and (first or not np.array_equal(np.unique(classes), self.classes_)):
+            if not first:
+                raise ValueError(f"classes are {np.unique(classes)}, and were {self.classes_} in the first call")
+            self.classes_ = np.unique(classes)
+        unknown = np.setdiff1d(labels, self.classes_)
+        if len(unknown):
+            raise ValueError(f"label {unknown[0]!r} is none of the classes {self.classes_}")
+        target = np.searchsorted(self.classes_, labels)
+        weight = self._class_weighted(target, weight)
+        features, target, weight = features[weight > 0], target[weight > 0], weight[weight > 0]
+        if not len(target):
+            raise ValueError("all sample weights are zero; at least one has to be positive")
+        random = check_random_state(self.random_state)
+        if first:
+            self.solver_, self.loss_curve_ = "adam", []
+            self._start(features, target, weight, random)
+        samples = self._samples(features, target, weight)
+        if not hasattr(self, "_trainer"):
+            self._trainer = self._new_trainer(samples, random, None if first else self.head_)
+        self._trainer.head.to(samples.points.device)
+        self.loss_curve_.append(self._trainer.epoch(samples, self.batch_size, lambda share: 0.5))
+        self.head_ = self._trainer.head
+        self._tell(len(self.loss_curve_), self.loss_curve_[-1], None)
+        return self
+
+    def decision_function(self, X: ArrayLike) -> Array:
+        """Logits (N, C); of two classes, the second's minus the first's (N,)."""
+        logits = self._logits(X)
+        return logits[:, 1] - logits[:, 0] if len(self.classes_) == 2 else logits
+
+    def predict_proba(self, X: ArrayLike) -> Array:
+        """Probabilities (N, C), a column for each of `classes_`."""
+        probabilities: Array = torch.softmax(torch.from_numpy(self._logits(X)), 1).numpy()
+        return probabilities
+
+    def predict(self, X: ArrayLike) -> Array:
+        """The most probable class of each row of X (N, D)."""
+        best = self._logits(X).argmax(1)
+        chosen: Array = self.classes_[best]
+        return chosen
+
+    @property
+    def alpha_(self) -> Array:
+        alpha = self.head_.alpha.detach().cpu().double()
+        shares: Array = (alpha / alpha.sum()).numpy()
+        return shares
+
+    def _validate(
+        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool = True
+    ) -> tuple[Array, Array, Array]:
+        features, labels = validate_data(self, X, y, dtype=[np.float64, np.float32], reset=reset)
+        check_classification_targets(labels)
+        return (
+            features,
+            labels,
+            _check_sample_weight(sample_weight, features, dtype=np.float64, ensure_non_negative=True),
+        )
+
+    def _class_weighted(self, target: Array, weight: Array) -> Array:
+        if self.class_weight is None:
+            return weight
+        indices = np.unique(target)
+        if self.class_weight == "balanced":  # by the weights of the samples, as if they were repeated
+            totals = np.bincount(target, weight, minlength=len(self.classes_))
+            each = weight.sum() / (np.count_nonzero(totals) * np.where(totals > 0, totals, 1))
+        else:
+            each = np.ones(len(self.classes_))
+            names = self.classes_[indices]
+            each[indices] = compute_class_weight(self.class_weight, classes=names, y=names)
+        weighted: Array = weight * each[target]
+        return weighted
+
+    def _choose_solver(self, n: int) -> str:
+        if self.solver != "auto":
+            return self.solver
+        return "exact" if n <= EXACT_SAMPLES and not self.early_stopping else "adam"
+
+    def _start(self, features: Array, target: Array, weight: Array, random: np.random.RandomState) -> None:
+        """Standardise, and learn the kernel from a part of the samples."""
+        wide = features.astype(np.float64, copy=False)
+        self.mean_ = np.average(wide, axis=0, weights=weight)
+        deviation = np.sqrt(np.average((wide - self.mean_) ** 2, axis=0, weights=weight))
+        constant = deviation <= 1e-7 * np.abs(self.mean_)  # as far as float32 can tell
+        self.scale_ = np.where(constant | (deviation == 0), 1.0, deviation)
+        most = LEFT_OUT if self.solver_ == "exact" else LEFT_OUT // 2  # "adam" goes on learning the kernel
+        part = random.permutation(len(target))[:most] if len(target) > most else np.arange(len(target))
+        few = self._samples(features[part], target[part], weight[part], np.float64)
+        unit = torch.nn.functional.normalize(few.points)
+        self._kernel = learn_kernel(unit, few.target, few.weight, len(self.classes_), self.degree)
+        self.ridge_, self.temperature_, self.loss_ = self._kernel.ridge, self._kernel.temperature, self._kernel.loss
+        if self.verbose:
+            print(f"leave-one-out log-loss {self.loss_:.4f} on {len(part)} samples, ridge {self.ridge_:.3g}")
+
+    def _chart(self, features: Array, dtype: Any) -> torch.Tensor:
+        """Features (N, D), standardised, with a constant coordinate as long as they are: (N, D + 1)."""
+        points = np.empty((features.shape[0], features.shape[1] + 1), dtype)
+        points[:, :-1] = (features - self.mean_) / self.scale_
+        points[:, -1] = features.shape[1] ** 0.5
+        return torch.from_numpy(points).to(self._device())
+
+    def _samples(self, features: Array, target: Array, weight: Array, dtype: Any = None) -> Samples:
+        dtype = dtype or (np.float64 if self.solver_ == "exact" else np.float32)
+        device = self._device()
+        points = self._chart(features, dtype)
+        return Samples(points, torch.from_numpy(target).to(device), torch.from_numpy(weight).to(points))
+
+    def _new_trainer(self, samples: Samples, random: np.random.RandomState, head: Any = None) -> Trainer:
+        generator = torch.Generator(samples.points.device).manual_seed(int(random.randint(2**31 - 1)))
+        if head is None:
+            kernel, classes = self._kernel, len(self.classes_)
+            head = random_landmarks(samples, classes, self.landmarks, kernel, NOISE, generator)
+        return Trainer(
+            head,
+            self.temperature_,
+            learning_rate=self.learning_rate,
+            noise=NOISE,
+            dropout=DROPOUT,
+            generator=generator,
+        )
+
+    def _forget_training(self) -> None:
+        if hasattr(self, "_trainer"):
+            del self._trainer
+
+    def _tell(self, epoch: int, loss: float, held_out: float | None) -> None:
+        if self.verbose:
+            told = "" if held_out is None else f"  held-out log-loss {held_out:.4f}"
+            print(f"epoch {epoch}  squared error {loss:.4f}{told}")
+
+    def _logits(self, X: ArrayLike) -> Array:
+        check_is_fitted(self, "head_")
+        features = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+        head = self.head_.to(self._device())
+        rows = max(1, BLOCK // head.weight.shape[0])
+        dtype = np.float64 if head.weight.dtype == torch.float64 else np.float32
+        with torch.no_grad():
+            parts = [
+                head(self._chart(features[start : start + rows], dtype)).double().cpu().numpy()
+                for start in range(0, len(features), rows)
+            ]
+        return np.concatenate(parts)
+
+    def _device(self) -> torch.device:
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(self.device)
+
+    def _check_parameters(self) -> None:
+        if self.solver not in SOLVERS:
+            raise ValueError(f"unknown solver {self.solver!r}; choose one of {', '.join(SOLVERS)}")
+        for name in ("degree", "landmarks", "epochs", "batch_size", "patience"):
+            value = getattr(self, name)
+            if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        if not isinstance(self.learning_rate, Real) or not 0 < self.learning_rate < np.inf:
+            raise ValueError(f"learning_rate must be positive and finite, got {self.learning_rate!r}")
+        if not isinstance(self.validation_fraction, Real) or not 0 < self.validation_fraction < 1:
+            raise ValueError(f"validation_fraction must lie between 0 and 1, got {self.validation_fraction!r}")
+
+
+def _merge_repeated(features: Array, target: Array, weight: Array) -> tuple[Array, Array, Array]:
+    """Equal samples as one of their common weight. Leave-one-out would take one's copy for a prediction of it."""
+    rows = np.column_stack([features, target])
+    _, first, group = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    return features[first], target[first], np.bincount(group.reshape(-1), weight)

@@ -1,0 +1,15 @@
+"""The reference: the plain head's scores, to be followed by torch's cross-entropy."""
+
+import torch
+from torch import Tensor
+
+from kernelhead.ops.kernel_mean import kernel_mean
+
+
+def scores(features: Tensor, weight: Tensor, alpha: Tensor, prototypes: int) -> Tensor:
+    """Log sum exp(k) over the prototypes of each class, (N, C).
+
+    features (N, D), weight (C P, D), alpha (M + 3,) with the temperature in it.
+    """
+    values = kernel_mean(features, weight, alpha)
+    return torch.logsumexp(values.view(values.shape[0], -1, prototypes), 2) if prototypes > 1 else values
