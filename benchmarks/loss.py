@@ -24,20 +24,19 @@ import argparse
 import itertools
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from kernelhead import kernel_cross_entropy
-from kernelhead.ops import cross_entropy
 from kernelhead.results import environment
 
 SIZES = [(8192, 2304, 131072), (4096, 512, 100000), (1024, 64, 100), (4096, 256, 1000000)]  # N, D, C
@@ -52,7 +51,7 @@ def make_inputs(size: tuple[int, int, int], dtype: torch.dtype, device: str) -> 
     samples, width, classes = size
     torch.manual_seed(0)
     features = torch.randn(samples, width, device=device, dtype=dtype).requires_grad_()
-    weight = (torch.randn(classes, width, device=device, dtype=dtype) * width**-0.5).requires_grad_()
+    weight = torch.randn(classes, width, device=device, dtype=dtype).mul_(width**-0.5).requires_grad_()
     alpha = torch.ones(DEGREE + 3, device=device, requires_grad=True)
     return features, weight, alpha, torch.randint(classes, (samples,), device=device)
 
@@ -308,6 +307,31 @@ def tile_sizes() -> list[dict[str, object]]:
     return rows
 
 
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """The documentation's table of `measure`."""
+    lines = ["| N, D, C | | time | ratio | alone | ratio | memory | floor |", "|---|---|--:|--:|--:|--:|--:|--:|"]
+    for row in rows:
+        yardstick = "linear, compiled"
+        times, alone, floor = row.get("milliseconds", {}), row["milliseconds_alone"], row["floor_ms"]
+        for name, lone in alone.items():
+            first = name == yardstick
+            cells = [" x ".join(map(str, row["size"])) if first else "", name]
+            cells += [f"{times[name]:.2f} ms", f"{times[name] / times[yardstick]:.2f}"] if times else ["", ""]
+            cells += [f"{lone:.2f} ms", f"{lone / alone[yardstick]:.2f}", f"{row['peak_bytes'][name] / 1e9:.3f} GB"]
+            lines.append("| " + " | ".join([*cells, f"{floor:.2f} ms" if first else ""]) + " |")
+    return "\n".join(lines)
+
+
+def check_markdown(rows: list[dict[str, Any]]) -> str:
+    """The documentation's table of `check`."""
+    parts = ("loss", "features", "weight", "alpha")
+    lines = ["| backend | inputs | loss | features | weight | alpha |", "|---|---|--:|--:|--:|--:|"]
+    for row in rows:
+        name = row["backend"] + ("" if row["backend"] == "eager" else f", {row['mode']}")
+        lines.append("| " + " | ".join([name, row["dtype"], *(f"{row[part]:.0e}" for part in parts)]) + " |")
+    return "\n".join(lines)
+
+
 def cpu_milliseconds(steps: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
     times: dict[str, list[float]] = {name: [] for name in steps}
     for round_ in range(repeats + 1):
@@ -329,9 +353,15 @@ def print_peak(backend: str) -> None:
     inputs = make_inputs(CPU_SIZE, torch.float32, "cpu")
     small = make_inputs((64, 8, 100), torch.float32, "cpu")
     step(ours(backend), small)()  # what torch loads on first use is no matter of the loss
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = memory_of_process("VmRSS")
     step(ours(backend), inputs)()
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+    print(memory_of_process("VmHWM") - before)
+
+
+def memory_of_process(what: str) -> int:
+    """Bytes that this process has now (VmRSS) or has had at most (VmHWM), on Linux."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(what))
 
 
 def measure_cpu(repeats: int) -> list[dict[str, object]]:
@@ -374,10 +404,7 @@ def main() -> None:
     else:
         rows = measure(options.repeats)
     if options.json:
-        crossover_at = {"crossover": cross_entropy.CROSSOVER}
-        options.json.write_text(
-            json.dumps({"environment": environment(), **crossover_at, "rows": rows}, indent=1) + "\n"
-        )
+        options.json.write_text(json.dumps({"environment": environment(), "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from kernelhead.report.tables import to_markdown
 from kernelhead.results import load_result
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("synthetic", "training", "paper")
+DOCUMENTS = ("synthetic", "training", "paper", "loss")
 README = (ROOT / "README.md").read_text()
 
 
@@ -30,6 +30,21 @@ def test_readme_shows_the_measured_ratios():
     assert benchmark["markdown"](rows) in README
 
 
+@pytest.mark.parametrize(("table", "results"), [("markdown", "loss"), ("check_markdown", "loss_check")])
+def test_the_loss_is_quoted_as_measured(table, results):
+    rows = json.loads((ROOT / "results" / "bench" / f"{results}.json").read_text())["rows"]
+    assert len(rows) in (4, 8)
+    assert runpy.run_path(str(ROOT / "benchmarks" / "loss.py"))[table](rows) in (ROOT / "docs" / "loss.md").read_text()
+
+
+def test_readme_kernelizes():
+    example = README.split("```python\n")[2].split("```")[0]
+    names: dict[str, object] = {}
+    exec(example, names)
+    assert "fc" in str(names["changes"](names["model"]))
+    assert names["model"].fc.num_classes == 37
+
+
 def test_readme_example_runs():
     example = README.split("```python\n")[1].split("```")[0]
     names: dict[str, object] = {}
@@ -38,9 +53,7 @@ def test_readme_example_runs():
     assert (names["model"].fc.alpha >= 0).all()
 
 
-@pytest.mark.parametrize(
-    "name", ["README.md", "docs/synthetic.md", "docs/training.md", "docs/paper.md", "CONTRIBUTING.md"]
-)
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", *(f"docs/{name}.md" for name in DOCUMENTS)])
 def test_links_lead_somewhere(name):
     document = ROOT / name
     targets = [part.split(")")[0] for part in document.read_text().split("](")[1:]]

@@ -19,7 +19,7 @@ BACKENDS = ("auto", "eager", "chunked", "triton")
 MODES = ("auto", "speed", "memory")
 
 # From how many logits N K on a fused backend is faster than the plain head: benchmarks/loss.py, --crossover.
-CROSSOVER = {"cpu": 2**20, "cuda": 3 * 2**22}
+CROSSOVER = {"cpu": 2**22, "cuda": 3 * 2**22}
 # Cosines of a block. On a CPU a block's few buffers should stay in the cache. On a GPU wider blocks leave the host less
 # to do, and the memory mode is to stay below a gigabyte with what the gradient of the weights leaves of it. In the
 # speed mode `triton` has memory for all cosines and takes them as one block.
