@@ -301,7 +301,7 @@ def tile_sizes() -> list[dict[str, object]]:
                 run()
             torch.cuda.synchronize()
         found = {event.key: event.self_device_time_total / 5e3 for event in profile.key_averages()}
-        times = {name: found[name] for name in ("_observe_kernel", "_slopes_kernel")}
+        times = {name: found[name] for name in ("observe_kernel", "slopes_kernel")}
         print(size, launch, times, flush=True)
         rows.append({"size": size, "rows": launch[0], "warps": launch[1], "milliseconds": times})
     return rows

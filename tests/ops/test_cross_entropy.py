@@ -182,9 +182,9 @@ def test_triton_leaves_out_unwanted_gradients(found):
 
 
 def triton_nll(case, settings):
-    from kernelhead.ops.cross_entropy import blocks
+    from kernelhead.ops.cross_entropy import autograd, blocks
 
-    return blocks.kernel_nll(*case, blocks.Settings(**settings))
+    return autograd.kernel_nll(*case, blocks.Settings(**settings))
 
 
 def run_triton(case, *, scale=1.0, twice=False, **options):

@@ -10,8 +10,7 @@ from torch.nn import functional as F
 
 from kernelhead import kernels
 from kernelhead.heads._places import as_places, as_vectors
-from kernelhead.ops.kernel_mean import BLOCK, BLOCK_ELSEWHERE
-from kernelhead.ops.kernel_mean import _touches_end_points as touches_end_points
+from kernelhead.ops.kernel_mean import BLOCK, BLOCK_ELSEWHERE, touches_end_points
 from kernelhead.ops.precision import autocast_enabled, raw_unit_norm, real_dtype, unit_norm, without_autocast
 
 if TYPE_CHECKING:

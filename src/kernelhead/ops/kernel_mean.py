@@ -97,7 +97,7 @@ def _take(x: Tensor, block: slice | None) -> Tensor:
     return x if block is None else x[block]
 
 
-def _touches_end_points(t: Tensor) -> bool:
+def touches_end_points(t: Tensor) -> bool:
     """Whether some cosine is +-1. Almost never on a CPU, where asking costs little; elsewhere asking would wait."""
     if t.device.type != "cpu" or t.numel() == 0 or type(t) is not Tensor:  # a fake tensor has no answer
         return True
@@ -156,7 +156,7 @@ class _KernelMean(torch.autograd.Function):
             for block in _blocks(samples, places, classes, unit.device):
                 block_t = torch.matmul(_take(unit, block), directions.t())
                 block_t = _cast(block_t if ctx.unit_weights else block_t.div_(weight_norm.view(-1)), real)
-                end_points = dtype == real and _touches_end_points(block_t)
+                end_points = dtype == real and touches_end_points(block_t)
                 _mean_powers(block_t, powers if block is None else powers[:, block], end_points)
             slopes = torch.cat([alpha_[: kernels.END_POINTS], alpha_[kernels.END_POINTS + 1 :]])
             value: Tensor = torch.tensordot(slopes, powers, 1).add_(alpha_[kernels.END_POINTS])
@@ -164,7 +164,7 @@ class _KernelMean(torch.autograd.Function):
             t = torch.mm(unit, directions.t())
             if not ctx.unit_weights:
                 t.div_(weight_norm.view(-1))
-            ctx.end_points = dtype == real and _touches_end_points(t)
+            ctx.end_points = dtype == real and touches_end_points(t)
             evaluate = kernels.series if ctx.end_points else kernels.power_series
             values = [
                 evaluate(_cast(_take(t, block), real), alpha_, in_place=True)

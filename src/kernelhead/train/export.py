@@ -8,7 +8,7 @@ import torch
 from kernelhead._version import __version__
 from kernelhead.data.streamed import SHORTEST
 from kernelhead.export import Exported, export_onnx, export_pt2
-from kernelhead.train.job import _margin as margin_of
+from kernelhead.train.job import margin_of
 from kernelhead.train.saved import MODEL_FILE, SavedClassifier
 
 FORMATS = ("onnx", "pt2")

@@ -8,9 +8,7 @@ from torch import Tensor
 from kernelhead.data.large import SHORT_SIDE
 from kernelhead.data.open import open_for_testing
 from kernelhead.data.packed import progress_of
-from kernelhead.train.job import STREAMED_BATCH, Steps
-from kernelhead.train.job import _margin as margin_of
-from kernelhead.train.job import _warn_of as warn_of
+from kernelhead.train.job import STREAMED_BATCH, Steps, margin_of, warn_of
 from kernelhead.train.loop import BATCH_PIXELS
 from kernelhead.train.saved import SavedClassifier
 

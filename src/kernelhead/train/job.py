@@ -102,7 +102,7 @@ def open_for(
             progress=progress,
         )
     if world.rank == 0:
-        _warn_of(opened.left_out)
+        warn_of(opened.left_out)
     return opened
 
 
@@ -211,10 +211,10 @@ def evaluate_classifier(
             saved.input,
             device,
             short_side=saved.settings.get("short_side", SHORT_SIDE),
-            margin=_margin(saved),
+            margin=margin_of(saved),
             progress=progress,
         )
-        _warn_of(left_out)
+        warn_of(left_out)
     unknown = [name for name in classes if name not in saved.classes]
     if unknown:
         raise ValueError(f"the classifier knows no class {unknown[0]!r}; its classes are {_some(saved.classes)}")
@@ -234,7 +234,7 @@ def predict_pictures(
         mean=[255 * value for value in saved.input.mean],
         std=[255 * value for value in saved.input.std],
         device=device,
-        margin=_margin(saved),
+        margin=margin_of(saved),
     )
     logits = _logits(saved.model.to(device), images, progress_of("predicting", progress))
     return torch.softmax(logits.double(), 1), files.broken
@@ -247,12 +247,12 @@ def _logits(model: nn.Module, images: Images, progress: Callable[[int, int], Non
     return predict(model, images, batch_size=batch_size, progress=progress)
 
 
-def _margin(saved: SavedClassifier) -> float | None:
+def margin_of(saved: SavedClassifier) -> float | None:
     """A network that was trained on whole images of CIFAR is shown the whole of a picture."""
     return 1.0 if saved.settings.get("data") in CLASSES else None
 
 
-def _warn_of(left_out: Sequence[str]) -> None:
+def warn_of(left_out: Sequence[str]) -> None:
     if left_out:
         sentence = f"{len(left_out)} pictures are missing or cannot be read: {_some(left_out)}"
         warnings.warn(sentence, stacklevel=3)

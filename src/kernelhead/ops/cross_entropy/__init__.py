@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from kernelhead.ops.cross_entropy import blocks
+from kernelhead.ops.cross_entropy import autograd
+from kernelhead.ops.cross_entropy.blocks import Settings
 from kernelhead.ops.precision import autocast_enabled, real_dtype, without_autocast
 
 BACKENDS = ("auto", "eager", "chunked", "triton")
@@ -59,8 +60,8 @@ def fused_nll(
         places = 1 << (prototypes - 1).bit_length()  # of a class in a tile of columns, which a block holds whole
         width = columns // prototypes if keep and fused else max(1, per_block // places)
         skipped = negligible if fused and dtype != real_dtype(dtype) and smoothing == 0 else 0.0
-        settings = blocks.Settings(prototypes, ignored, smoothing, dtype, width, keep, ranked, fused, skipped)
-        return blocks.kernel_nll(features, weight, alpha, target, settings)
+        settings = Settings(prototypes, ignored, smoothing, dtype, width, keep, ranked, fused, skipped)
+        return autograd.kernel_nll(features, weight, alpha, target, settings)
 
 
 def product_dtype(features: Tensor, weight: Tensor) -> torch.dtype:

@@ -20,18 +20,16 @@ derivative above the first.
 
 from collections.abc import Iterator, Sequence
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
-from torch.library import custom_op
+from torch import Tensor
 
 from kernelhead.ops.cross_entropy import chunked
 from kernelhead.ops.cross_entropy.products import Products, precision
 
 
-def _passes(fused: bool) -> ModuleType:
+def passes_of(fused: bool) -> ModuleType:
     if not fused:
         return chunked
     from kernelhead.ops.cross_entropy import triton  # imports triton
@@ -44,7 +42,7 @@ def _blocks(classes: int, width: int) -> Iterator[tuple[int, int]]:
         yield first, min(classes, first + width)
 
 
-def _matrix(rows: int, columns: int, like: Tensor, dtype: torch.dtype) -> Tensor:
+def aligned(rows: int, columns: int, like: Tensor, dtype: torch.dtype) -> Tensor:
     """An empty matrix whose rows start at whole cache lines."""
     return torch.empty(rows, -(-columns // 64) * 64, dtype=dtype, device=like.device)[:, :columns]
 
@@ -91,15 +89,15 @@ class Found(NamedTuple):
     """(N, tiles) if anything may be negligible: log sum exp(k) of every tile of classes."""
 
 
-def _forward(features: Tensor, weight: Tensor, alpha: Tensor, target: Tensor, settings: Settings) -> Found:
+def forward(features: Tensor, weight: Tensor, alpha: Tensor, target: Tensor, settings: Settings) -> Found:
     """The loss of features (N, D) for labels target (N,). weight (K, D), alpha (M + 3,) with the temperature in it."""
-    passes = _passes(settings.fused)
+    passes = passes_of(settings.fused)
     kind = precision(settings.dtype, features.device.type)
     prototypes, width, keep = settings.prototypes, settings.width, settings.keep
     samples, classes = features.shape[0], weight.shape[0] // prototypes
     norm, weight_norm = (torch.empty(x.shape[0], 1, dtype=kind.real, device=x.device) for x in (features, weight))
     unit = passes.unit(features, kind.cosines, norm)
-    cosines = _matrix(samples, (classes if keep else min(width, classes)) * prototypes, features, kind.cosines)
+    cosines = aligned(samples, (classes if keep else min(width, classes)) * prototypes, features, kind.cosines)
     spreads = settings.smoothing > 0
     observe = passes.Observe(alpha.to(kind.real), kind, target, prototypes, classes, width, spreads, settings.ranked)
     for first, last in _blocks(classes, width):
@@ -113,7 +111,7 @@ def _forward(features: Tensor, weight: Tensor, alpha: Tensor, target: Tensor, se
     return Found(nll, right, z, likelihood, norm, weight_norm, kept, masses)
 
 
-def _backward(
+def backward(
     gradient: Tensor,
     features: Tensor,
     weight: Tensor,
@@ -128,7 +126,7 @@ def _backward(
 
     `spend`: nobody will look at the cosines that were kept again, so that slopes may be written over them.
     """
-    passes = _passes(settings.fused)
+    passes = passes_of(settings.fused)
     kind = precision(settings.dtype, features.device.type)
     wants_features, wants_weight, wants_alpha = wants
     prototypes, width, keep = settings.prototypes, settings.width, settings.keep
@@ -136,7 +134,7 @@ def _backward(
     unit_slopes = passes.unit(features, kind.slopes)
     cosines, unit = found.kept, unit_slopes
     if not keep:
-        cosines = _matrix(samples, min(width, classes) * prototypes, features, kind.cosines)
+        cosines = aligned(samples, min(width, classes) * prototypes, features, kind.cosines)
         unit = unit_slopes if kind.slopes == kind.cosines else passes.unit(features, kind.cosines)
     real_alpha, z, likelihood = alpha.to(kind.real), found.z, found.likelihood
     sizes = prototypes, classes, settings.ignored, settings.smoothing
@@ -180,159 +178,3 @@ def _backward(
 
 
 _WHOLE = Products()
-
-
-def kernel_nll(
-    features: Tensor, weight: Tensor, alpha: Tensor, target: Tensor, settings: Settings
-) -> tuple[Tensor, Tensor]:
-    """Negative log-likelihood (N,) of the targets (N,), and `Found.right`.
-
-    features (N, D), weight (K, D) with K = classes * prototypes, alpha (M + 3,) with the temperature in it.
-    """
-    if torch.compiler.is_compiling() or type(features) not in (Tensor, nn.Parameter):
-        found = _traced(features, weight, alpha, target, *settings)
-        return found[0], found[1]
-    nll, right = _KernelNLL.apply(features, weight, alpha, target, settings)
-    return nll, right
-
-
-class _KernelNLL(torch.autograd.Function):
-    """The loss where torch runs it as it stands: an operator of its own costs the host as much again."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, features: Tensor, weight: Tensor, alpha: Tensor, target: Tensor, settings: Settings
-    ) -> tuple[Tensor, Tensor]:
-        found = _forward(features, weight, alpha, target, settings)
-        ctx.save_for_backward(features, weight, alpha, target)
-        ctx.found = found._replace(nll=found.z, right=found.z)  # these outputs would keep ctx alive for ever
-        ctx.settings = settings
-        ctx.mark_non_differentiable(found.right)
-        return found.nll, found.right
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        wants = ctx.needs_input_grad[:3]
-        settings, found = ctx.settings, ctx.found
-        features, weight, alpha, target = ctx.saved_tensors
-        parts = _backward(gradient, features, weight, alpha, target, found, settings, wants, settings.fused)
-        # The cosines that were kept are spent; a second pass, after retain_graph=True, makes them anew.
-        ctx.settings, ctx.found = settings._replace(keep=False), found._replace(kept=found.kept.new_empty(0))
-        return (*(part if wanted else None for part, wanted in zip(parts, wants, strict=True)), None, None)
-
-
-@custom_op("kernelhead::kernel_nll", mutates_args=())
-def _traced(
-    features: Tensor,
-    weight: Tensor,
-    alpha: Tensor,
-    target: Tensor,
-    prototypes: int,
-    ignored: int,
-    smoothing: float,
-    dtype: torch.dtype,
-    width: int,
-    keep: bool,
-    ranked: bool,
-    fused: bool,
-    negligible: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    settings = Settings(prototypes, ignored, smoothing, dtype, width, keep, ranked, fused, negligible)
-    return tuple(_forward(features, weight, alpha, target, settings))  # type: ignore[return-value]
-
-
-@_traced.register_fake
-def _(
-    features: Tensor,
-    weight: Tensor,
-    alpha: Tensor,
-    target: Tensor,
-    prototypes: int,
-    ignored: int,
-    smoothing: float,
-    dtype: torch.dtype,
-    width: int,
-    keep: bool,
-    ranked: bool,
-    fused: bool,
-    negligible: float,
-) -> tuple[Tensor, ...]:
-    kind = precision(dtype, features.device.type)
-    (samples, columns), classes = (features.shape[0], weight.shape[0]), weight.shape[0] // prototypes
-    vector = features.new_empty(samples, dtype=kind.real)
-    tiles = _passes(fused).tiles(classes, width, prototypes) if negligible else 0
-    return (
-        vector,
-        vector.new_empty(samples if ranked else 0, dtype=torch.bool),
-        torch.empty_like(vector),
-        torch.empty_like(vector),
-        vector.new_empty(samples, 1),
-        vector.new_empty(columns, 1),
-        _matrix(samples, columns, features, kind.cosines) if keep else vector.new_empty(0, dtype=kind.cosines),
-        vector.new_empty(samples, tiles) if negligible else vector.new_empty(0),
-    )
-
-
-@custom_op("kernelhead::kernel_nll_backward", mutates_args=())
-def _traced_backward(
-    gradient: Tensor,
-    features: Tensor,
-    weight: Tensor,
-    alpha: Tensor,
-    target: Tensor,
-    found: list[Tensor],
-    prototypes: int,
-    ignored: int,
-    smoothing: float,
-    dtype: torch.dtype,
-    width: int,
-    keep: bool,
-    ranked: bool,
-    fused: bool,
-    negligible: float,
-    wants: list[bool],
-) -> tuple[Tensor, Tensor, Tensor]:
-    settings = Settings(prototypes, ignored, smoothing, dtype, width, keep, ranked, fused, negligible)
-    # Not to be spent: who knows how often torch will run what it has traced.
-    return _backward(gradient, features, weight, alpha, target, Found(*found), settings, wants, spend=False)
-
-
-@_traced_backward.register_fake
-def _(
-    gradient: Tensor,
-    features: Tensor,
-    weight: Tensor,
-    alpha: Tensor,
-    target: Tensor,
-    found: list[Tensor],
-    prototypes: int,
-    ignored: int,
-    smoothing: float,
-    dtype: torch.dtype,
-    width: int,
-    keep: bool,
-    ranked: bool,
-    fused: bool,
-    negligible: float,
-    wants: list[bool],
-) -> tuple[Tensor, ...]:
-    inputs = zip((features, weight, alpha), wants, strict=True)
-    return tuple(x.new_empty(x.shape if wanted else 0) for x, wanted in inputs)
-
-
-def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs[:4], *output)
-    ctx.settings = inputs[4:]
-    ctx.mark_non_differentiable(output[1])
-
-
-def _backward_of_traced(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    wants = list(ctx.needs_input_grad[:3])
-    inputs, found = ctx.saved_tensors[:4], list(ctx.saved_tensors[4:])
-    parts = _traced_backward(gradient.contiguous(), *inputs, found, *ctx.settings, wants)
-    nothing = (None,) * (len(ctx.settings) + 1)
-    return (*(part if wanted else None for part, wanted in zip(parts, wants, strict=True)), *nothing)
-
-
-_traced.register_autograd(_backward_of_traced, setup_context=_keep_for_backward)
