@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from kernelhead.backbones import Input
 from kernelhead.data.resident import ResidentImages, channel_statistics
+from kernelhead.ops import cross_entropy
 from kernelhead.train.loop import Run, predict, train
 from kernelhead.train.saved import SavedClassifier, save_classifier
 from kernelhead.train.schedule import Schedule, epoch_noise
@@ -141,3 +142,18 @@ def test_a_teacher_of_other_classes_is_refused(data, tmp_path):
     _, path = teacher(tmp_path)
     with pytest.raises(ValueError, match="knows 3 classes, the data have 4"):
         train([Run("lenet5", "softmax", 0.1, teacher=path)], data, 4, SCHEDULE)
+
+
+@pytest.mark.parametrize("options", [{}, {"prototypes": 2, "temperature": 0.5}], ids=str)
+def test_the_fused_loss_trains_as_the_logits_do(monkeypatch, data, options):
+    runs = [Run("cifar_resnet8", "kernel", 0.05, seed=2, head_options=options)]
+    (plain,) = train(runs, data, 3, SCHEDULE)
+    monkeypatch.setitem(cross_entropy.CROSSOVER, "cpu", 0)
+    taken = []
+    fused_nll = cross_entropy.fused_nll
+    monkeypatch.setattr(cross_entropy, "fused_nll", lambda *a, **k: taken.append(k["backend"]) or fused_nll(*a, **k))
+    (fused,) = train(runs, data, 3, SCHEDULE)
+    assert taken == ["chunked"] * 8
+    np.testing.assert_allclose(fused.losses, plain.losses, rtol=1e-4)
+    np.testing.assert_allclose(fused.accuracies, plain.accuracies)
+    torch.testing.assert_close(fused.model.head.raw_alpha, plain.model.head.raw_alpha, rtol=1e-3, atol=1e-4)
