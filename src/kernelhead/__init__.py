@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from kernelhead._version import __version__
 
 if TYPE_CHECKING:
-    from kernelhead import coefficients, export, kernels, surgery
+    from kernelhead import coefficients, compare, export, kernels, surgery
     from kernelhead.estimator import KernelHeadClassifier
     from kernelhead.heads import HEADS, KernelClassifier, create_head
     from kernelhead.losses import kernel_cross_entropy
@@ -19,6 +19,7 @@ __all__ = [
     "KernelHeadClassifier",
     "__version__",
     "coefficients",
+    "compare",
     "create_head",
     "export",
     "kernel_cross_entropy",

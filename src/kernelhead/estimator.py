@@ -19,7 +19,7 @@ except ImportError as error:
     ) from error
 
 from kernelhead.landmark_training import Samples, Trainer, calibrate, exact_head, random_landmarks, train
-from kernelhead.ridge import learn_kernel
+from kernelhead.ridge import LearnedKernel, learn_kernel
 
 SOLVERS = ("auto", "exact", "adam")
 EXACT_SAMPLES = 10_000  # "auto" solves exactly up to so many: the time grows with their cube, memory with their square
@@ -73,9 +73,9 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         solver: str = "auto",
         degree: int = 7,
         landmarks: int = 1024,
-        epochs: int = 8,
+        epochs: int = 6,
         batch_size: int = 256,
-        learning_rate: float = 0.02,
+        learning_rate: float = 0.03,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         patience: int = 3,
@@ -112,27 +112,27 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         if self.solver_ == "exact":
             features, target, weight = _merge_repeated(features, target, weight)
         random = check_random_state(self.random_state)
-        self._start(features, target, weight, random)
+        kernel = self._start(features, target, weight, random)
         samples = self._samples(features, target, weight)
-        self._forget_training()
+        self._trainer: Trainer | None = None
         if self.solver_ == "exact":
             n = len(samples)
             asked = None if n <= LEFT_OUT else torch.from_numpy(random.permutation(n)[:LEFT_OUT])
-            head, self.temperature_ = exact_head(samples, len(self.classes_), self._kernel, asked)
+            head, self.temperature_ = exact_head(samples, len(self.classes_), kernel, asked)
             self.head_ = head.cpu()
             self.loss_curve_: list[float] = []
         else:
-            self._descend(samples, random)
+            self._descend(samples, kernel, random)
         return self
 
-    def _descend(self, samples: Samples, random: np.random.RandomState) -> None:
+    def _descend(self, samples: Samples, kernel: LearnedKernel, random: np.random.RandomState) -> None:
         """Fit by gradient descent, and calibrate on samples held out, where there are enough of them."""
         n = len(samples)
         held_out = max(1, round(n * self.validation_fraction)) if self.early_stopping else n // CALIBRATED
         order = torch.from_numpy(random.permutation(n))
         held = samples.at(order[:held_out]) if self.early_stopping or held_out >= ENOUGH else None
         rest = samples if held is None else samples.at(order[held_out:])
-        trainer = self._new_trainer(rest, random)
+        trainer = self._new_trainer(rest, random, kernel)
         self.loss_curve_ = train(
             trainer,
             rest,
@@ -152,7 +152,7 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         """Go through X (N, D) and y (N,) once, by gradient descent at half the learning rate, without forgetting.
 
         The first call names all `classes`, unless a fit came before; it fixes the standardisation and where the
-        landmarks start, and should therefore be given some hundred samples.
+        landmarks start, and should therefore be given some hundred samples. After an exact fit only the mixing goes on.
         """
         self._check_parameters()
         first = not hasattr(self, "head_")
@@ -169,18 +169,16 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         target = np.searchsorted(self.classes_, labels)
         weight = self._class_weighted(target, weight)
         features, target, weight = features[weight > 0], target[weight > 0], weight[weight > 0]
-        if not len(target):
-            raise ValueError("all sample weights are zero; at least one has to be positive")
         random = check_random_state(self.random_state)
+        kernel = None
         if first:
             self.solver_, self.loss_curve_ = "adam", []
-            self._start(features, target, weight, random)
+            kernel = self._start(features, target, weight, random)
         samples = self._samples(features, target, weight)
-        if not hasattr(self, "_trainer"):
-            self._trainer = self._new_trainer(samples, random, None if first else self.head_)
-        self._trainer.head.to(samples.points.device)
-        self.loss_curve_.append(self._trainer.epoch(samples, self.batch_size, lambda share: 0.5))
-        self.head_ = self._trainer.head
+        trainer = getattr(self, "_trainer", None) or self._new_trainer(samples, random, kernel)
+        trainer.head.to(samples.points.device)
+        self.loss_curve_.append(trainer.epoch(samples, self.batch_size, lambda share: 0.5))
+        self.head_, self._trainer = trainer.head.cpu(), trainer
         self._tell(len(self.loss_curve_), self.loss_curve_[-1], None)
         return self
 
@@ -236,21 +234,22 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             return self.solver
         return "exact" if n <= EXACT_SAMPLES and not self.early_stopping else "adam"
 
-    def _start(self, features: Array, target: Array, weight: Array, random: np.random.RandomState) -> None:
+    def _start(self, features: Array, target: Array, weight: Array, random: np.random.RandomState) -> LearnedKernel:
         """Standardise, and learn the kernel from a part of the samples."""
         wide = features.astype(np.float64, copy=False)
         self.mean_ = np.average(wide, axis=0, weights=weight)
         deviation = np.sqrt(np.average((wide - self.mean_) ** 2, axis=0, weights=weight))
-        constant = deviation <= 1e-7 * np.abs(self.mean_)  # as far as float32 can tell
-        self.scale_ = np.where(constant | (deviation == 0), 1.0, deviation)
+        constant = deviation <= 10 * np.finfo(features.dtype).eps * np.abs(self.mean_)
+        self.scale_ = np.where(constant, 1.0, deviation)
         most = LEFT_OUT if self.solver_ == "exact" else LEFT_OUT // 2  # "adam" goes on learning the kernel
         part = random.permutation(len(target))[:most] if len(target) > most else np.arange(len(target))
         few = self._samples(features[part], target[part], weight[part], np.float64)
         unit = torch.nn.functional.normalize(few.points)
-        self._kernel = learn_kernel(unit, few.target, few.weight, len(self.classes_), self.degree)
-        self.ridge_, self.temperature_, self.loss_ = self._kernel.ridge, self._kernel.temperature, self._kernel.loss
+        kernel = learn_kernel(unit, few.target, few.weight, len(self.classes_), self.degree)
+        self.ridge_, self.temperature_, self.loss_ = kernel.ridge, kernel.temperature, kernel.loss
         if self.verbose:
             print(f"leave-one-out log-loss {self.loss_:.4f} on {len(part)} samples, ridge {self.ridge_:.3g}")
+        return kernel
 
     def _chart(self, features: Array, dtype: Any) -> torch.Tensor:
         """Features (N, D), standardised, with a constant coordinate as long as they are: (N, D + 1)."""
@@ -265,23 +264,29 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         points = self._chart(features, dtype)
         return Samples(points, torch.from_numpy(target).to(device), torch.from_numpy(weight).to(points))
 
-    def _new_trainer(self, samples: Samples, random: np.random.RandomState, head: Any = None) -> Trainer:
+    def _new_trainer(self, samples: Samples, random: np.random.RandomState, kernel: LearnedKernel | None) -> Trainer:
+        """For a new head with this kernel, or, without one, for the head that is there."""
         generator = torch.Generator(samples.points.device).manual_seed(int(random.randint(2**31 - 1)))
-        if head is None:
-            kernel, classes = self._kernel, len(self.classes_)
-            head = random_landmarks(samples, classes, self.landmarks, kernel, NOISE, generator)
+        if kernel is None:
+            head = self.head_.to(samples.points.device)
+        else:
+            head = random_landmarks(samples, len(self.classes_), self.landmarks, kernel, NOISE, generator)
+        exact = self.solver_ == "exact"
         return Trainer(
             head,
             self.temperature_,
             learning_rate=self.learning_rate,
-            noise=NOISE,
-            dropout=DROPOUT,
+            noise=0.0 if exact else NOISE,
+            dropout=0.0 if exact else DROPOUT,
             generator=generator,
+            mixing_alone=exact,
         )
 
-    def _forget_training(self) -> None:
-        if hasattr(self, "_trainer"):
-            del self._trainer
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the state of Adam, which may be on a GPU: a pickle can be read anywhere."""
+        state = dict(super().__getstate__())
+        state.pop("_trainer", None)
+        return state
 
     def _tell(self, epoch: int, loss: float, held_out: float | None) -> None:
         if self.verbose:
@@ -299,6 +304,7 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
                 head(self._chart(features[start : start + rows], dtype)).double().cpu().numpy()
                 for start in range(0, len(features), rows)
             ]
+        head.cpu()
         return np.concatenate(parts)
 
     def _device(self) -> torch.device:

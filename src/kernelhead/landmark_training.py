@@ -105,6 +105,8 @@ class Trainer:
         noise: deviation of the noise added to every coordinate but the constant one.
         dropout: share of landmarks left out of a step. A choice for every sample would be no better, and drawing it
             takes a seventh of the time.
+        mixing_alone: leave landmarks, kernel and standardisation as they are. An exact solution is a fine balance of
+            many large terms, which their first step would destroy; noise and dropout would, too.
     """
 
     def __init__(
@@ -116,12 +118,18 @@ class Trainer:
         noise: float,
         dropout: float,
         generator: torch.Generator,
+        mixing_alone: bool = False,
     ) -> None:
         self.head, self.temperature, self.learning_rate = head, temperature, learning_rate
         self.noise, self.dropout, self.generator = noise, dropout, generator
-        self.paces = [LANDMARK_PACE, MIXING_PACE, 1.0]
-        groups = [[head.weight], [head.mixing, head.bias], [head.raw_alpha]]
-        self.optimizer = torch.optim.Adam([{"params": group} for group in groups], fused=True)
+        self.mixing_alone = mixing_alone
+        head.weight.requires_grad_(not mixing_alone)
+        head.raw_alpha.requires_grad_(not mixing_alone)
+        groups = [([head.mixing, head.bias], MIXING_PACE)]
+        if not mixing_alone:
+            groups += [([head.weight], LANDMARK_PACE), ([head.raw_alpha], 1.0)]
+        self.paces = [pace for _, pace in groups]
+        self.optimizer = torch.optim.Adam([{"params": group} for group, _ in groups], fused=True)
 
     def epoch(self, samples: Samples, batch_size: int, schedule: Callable[[float], float]) -> float:
         """Go through the samples once; `schedule` gives the learning rate at a share of the epoch. The mean loss."""
@@ -129,8 +137,8 @@ class Trainer:
         batches = torch.randperm(n, generator=self.generator, device=device).chunk(max(1, n // batch_size))
         mean_weight, total = samples.weight.mean(), torch.zeros((), device=device)
         self.head.train()
-        if n == 1:
-            self.head.norm.eval()  # one sample has no deviation
+        if n == 1 or self.mixing_alone:  # one sample has no deviation
+            self.head.norm.eval()
         hook = self.head.norm.register_forward_hook(lambda module, given, values: self._drop(values))
         try:
             for done, index in enumerate(batches):

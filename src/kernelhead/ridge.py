@@ -100,6 +100,7 @@ def solve(
 
 def best_temperature(scores: Tensor, target: Tensor, weight: Tensor, start: float) -> float:
     """T of the best mean log-loss of softmax(scores / T), between 1/16 and 16 times `start`. scores (n, C)."""
-    candidates = start * torch.logspace(-4, 4, 129, base=2.0, dtype=torch.float64)
+    candidates = (start * torch.logspace(-4, 4, 129, base=2.0, dtype=torch.float64)).tolist()
     losses = [F.cross_entropy(scores.double() / t, target, reduction="none") @ weight.double() for t in candidates]
-    return float(candidates[torch.stack(losses).argmin()])
+    best: float = candidates[int(torch.stack(losses).argmin())]
+    return best

@@ -1,0 +1,455 @@
+import pickle
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_digits, load_iris, make_circles, make_moons
+from sklearn.exceptions import NotFittedError
+from sklearn.metrics import log_loss
+from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import kernelhead
+from kernelhead import KernelClassifier, KernelHeadClassifier, estimator, ridge
+from kernelhead.landmark_training import Samples, Trainer, calibrate, random_landmarks
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "estimator_digits.py"
+ADAM = {"solver": "adam", "landmarks": 32, "batch_size": 32, "random_state": 0}
+
+
+@pytest.fixture(scope="module")
+def moons():
+    return make_moons(300, noise=0.2, random_state=0)
+
+
+@parametrize_with_checks([KernelHeadClassifier()])
+def test_scikit_learn_takes_it_for_one_of_its_own(estimator, check):
+    check(estimator)
+
+
+def test_it_is_a_name_of_the_package():
+    assert kernelhead.KernelHeadClassifier is estimator.KernelHeadClassifier
+
+
+# The mathematics, computed again in NumPy by bordered linear systems.
+
+
+def power_kernel(a, b, alpha):
+    t = a @ b.T
+    return sum(alpha[3 + m] * t ** (m + 1) for m in range(len(alpha) - 3))
+
+
+def numpy_scores(points, labels, weight, alpha, penalty, at):
+    """Kernel ridge regression with a free constant: [K + penalty / w, 1; 1, 0] [c; b] = [Y; 0]."""
+    n = len(points)
+    system = np.zeros((n + 1, n + 1))
+    system[:n, :n] = power_kernel(points, points, alpha) + np.diag(penalty / weight)
+    system[:n, n] = system[n, :n] = 1
+    solution = np.linalg.solve(system, np.vstack([labels, np.zeros(labels.shape[1])]))
+    return power_kernel(at, points, alpha) @ solution[:n] + solution[n]
+
+
+def small_problem(rng, n=30):
+    points = rng.normal(size=(n, 4))
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    target = rng.integers(0, 3, n)
+    return points, target, rng.uniform(0.5, 2, n)
+
+
+def left_out_scores(points, target, weight, alpha, penalty):
+    rows = []
+    for i in range(len(points)):
+        rest = np.arange(len(points)) != i
+        labels = np.eye(3)[target[rest]]
+        rows.append(numpy_scores(points[rest], labels, weight[rest], alpha, penalty, points[i : i + 1])[0])
+    return np.array(rows)
+
+
+def test_leave_one_out_is_what_fitting_without_each_sample_gives(rng):
+    points, target, weight = small_problem(rng)
+    alpha = np.array([0, 0, 0, 0.5, 0.3, 0.2])
+    kernel = ridge.LearnedKernel(torch.from_numpy(alpha), 0.2, 1.0, 0.0)
+    tensors = [torch.from_numpy(each) for each in (points, target, weight)]
+    found = ridge.solve(*tensors, 3, kernel, torch.tensor([4, 0, 11]))
+    np.testing.assert_allclose(found.left_out, left_out_scores(points, target, weight, alpha, 0.2)[[4, 0, 11]])
+    at = rng.normal(size=(5, 4))
+    scores = power_kernel(at, points, alpha) @ found.coefficients.numpy() + found.constant.numpy()
+    np.testing.assert_allclose(scores, numpy_scores(points, np.eye(3)[target], weight, alpha, 0.2, at), rtol=1e-9)
+
+
+def mean_log_loss(scores, target, weight):
+    shifted = scores - scores.max(1, keepdims=True)
+    losses = np.log(np.exp(shifted).sum(1)) - shifted[np.arange(len(target)), target]
+    return (losses * weight).sum() / weight.sum()
+
+
+def test_the_learned_kernel_has_the_loss_it_says_and_a_better_one_than_its_neighbours(rng):
+    points, target, weight = small_problem(rng, 40)
+    target = (points[:, 0] * points[:, 1] > 0).astype(int) + (points[:, 2] > 0.5)
+    found = ridge.learn_kernel(*(torch.from_numpy(each) for each in (points, target, weight)), 3, degree=3)
+    alpha = found.alpha.numpy()
+    assert (alpha >= 0).all()
+    assert alpha.sum() == pytest.approx(1)
+    np.testing.assert_array_equal(alpha[:3], 0)
+
+    def posterior(alpha, penalty, temperature):
+        """With the prior on how far each has moved; the logarithms of alpha are known up to a constant."""
+        scores = left_out_scores(points, target, weight, alpha, penalty) / temperature
+        moved = [*(np.log(alpha[3:]) - np.log(alpha[3:]).mean()), np.log(penalty / 0.3), np.log(temperature / 0.2)]
+        return mean_log_loss(scores, target, weight) + np.square(moved).sum() / (2 * len(points))
+
+    said = mean_log_loss(
+        left_out_scores(points, target, weight, alpha, found.ridge) / found.temperature, target, weight
+    )
+    assert found.loss == pytest.approx(said)
+    best = posterior(alpha, found.ridge, found.temperature)
+    for factor in (0.8, 1.25):
+        assert best < posterior(alpha, found.ridge * factor, found.temperature)
+        assert best < posterior(alpha, found.ridge, found.temperature * factor)
+        for m in range(3):
+            other = alpha.copy()
+            other[3 + m] *= factor
+            assert best < posterior(other / other.sum(), found.ridge, found.temperature)
+
+
+def test_the_kernel_follows_the_problem(rng):
+    x = rng.normal(size=(500, 6))
+    of_product = KernelHeadClassifier(degree=4).fit(x, x[:, 0] * x[:, 1] > 0).alpha_[3:]
+    of_sum = KernelHeadClassifier(degree=4).fit(x, x[:, 0] + x[:, 1] > 0).alpha_[3:]
+    assert of_product[1] > 0.6  # mostly quadratic
+    assert of_sum[0] > 0.7  # mostly linear
+
+
+def test_the_exact_head_is_kernel_ridge_regression_over_its_temperature(rng):
+    x, y = rng.normal(size=(40, 3)), rng.integers(0, 3, 40)
+    fitted = KernelHeadClassifier().fit(x, y)
+
+    def chart(x):
+        points = np.hstack([(x - fitted.mean_) / fitted.scale_, np.full((len(x), 1), np.sqrt(3))])
+        return points / np.linalg.norm(points, axis=1, keepdims=True)
+
+    at = rng.normal(size=(7, 3))
+    scores = numpy_scores(chart(x), np.eye(3)[y], np.ones(40), fitted.alpha_, fitted.ridge_, chart(at))
+    np.testing.assert_allclose(fitted.decision_function(at), scores / fitted.temperature_, rtol=1e-6, atol=1e-8)
+
+
+def test_the_best_temperature_gives_back_the_one_that_labels_were_drawn_at(rng):
+    scores = rng.normal(size=(20_000, 4))
+    probabilities = np.exp(scores / 0.5)
+    probabilities /= probabilities.sum(1, keepdims=True)
+    target = (probabilities.cumsum(1) < rng.random((20_000, 1))).sum(1)
+    tensors = [torch.from_numpy(each) for each in (scores, target, np.ones(20_000))]
+    assert ridge.best_temperature(*tensors, start=0.1) == pytest.approx(0.5, rel=0.05)
+
+
+# How well it does.
+
+
+def test_digits_are_told_apart():
+    x, y = load_digits(return_X_y=True)
+    folds = StratifiedKFold(5, shuffle=True, random_state=0)
+    assert cross_val_score(KernelHeadClassifier(random_state=0), x, y, cv=folds).mean() >= 0.983
+
+
+def test_length_alone_tells_classes_apart():
+    x, y = make_circles(400, noise=0.1, factor=0.4, random_state=0)
+    assert KernelHeadClassifier().fit(x[:300], y[:300]).score(x[300:], y[300:]) > 0.97
+
+
+@pytest.mark.parametrize("options", [{}, {**ADAM, "epochs": 60}])
+def test_features_of_any_scale_and_place(moons, options):
+    x, y = moons
+    moved = x * [1e-6, 1e6] + [1e3, -1e8]
+    fitted = KernelHeadClassifier(**options).fit(x[:200], y[:200])
+    moved_too = KernelHeadClassifier(**options).fit(moved[:200], y[:200])
+    assert fitted.score(x[200:], y[200:]) > 0.9
+    assert np.mean(fitted.predict(x[200:]) == moved_too.predict(moved[200:])) > 0.95
+
+
+def test_probabilities_are_calibrated_by_the_exact_solver():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(2000, 5))
+    y = rng.random(2000) < 1 / (1 + np.exp(-2 * x[:, 0]))
+    fitted = KernelHeadClassifier(random_state=0).fit(x[:1000], y[:1000])
+    truth = 1 / (1 + np.exp(-2 * x[1000:, 0]))
+    assert log_loss(y[1000:], fitted.predict_proba(x[1000:])) < log_loss(y[1000:], truth) + 0.02
+
+
+def test_descent_learns_and_calibrates(monkeypatch):
+    monkeypatch.setattr(estimator, "ENOUGH", 20)
+    x, y = make_moons(1500, noise=0.3, random_state=0)
+    options = {**ADAM, "epochs": 40}
+    fitted = KernelHeadClassifier(**options).fit(x[:1000], y[:1000])
+    assert fitted.solver_ == "adam"
+    assert fitted.head_.weight.shape == (32, 3)
+    assert fitted.loss_curve_[-1] < fitted.loss_curve_[0]
+    assert fitted.score(x[1000:], y[1000:]) > 0.88
+    exact = KernelHeadClassifier(random_state=0).fit(x[:1000], y[:1000])
+    worst = log_loss(y[1000:], exact.predict_proba(x[1000:])) + 0.05
+    assert log_loss(y[1000:], fitted.predict_proba(x[1000:])) < worst
+
+
+def test_calibration_scales_the_logits_alone(rng):
+    points = torch.from_numpy(rng.normal(size=(400, 3)))
+    samples = Samples(points, (points[:, 0] > 0).long(), torch.ones(400, dtype=torch.float64))
+    kernel = ridge.LearnedKernel(torch.tensor([0, 0, 0, 1.0], dtype=torch.float64), 0.3, 0.2, 0.0)
+    head = random_landmarks(samples, 2, 16, kernel, 0.1, torch.Generator().manual_seed(0)).eval()
+    with torch.no_grad():
+        head.mixing.normal_(generator=torch.Generator().manual_seed(0))
+        before = head(points)
+        better = calibrate(head, samples, 0.2)
+        np.testing.assert_allclose(head(points) * better, before * 0.2, rtol=1e-9)
+
+
+def test_auto_solves_exactly_up_to_a_size(monkeypatch, moons):
+    assert KernelHeadClassifier().fit(*moons).solver_ == "exact"
+    assert KernelHeadClassifier(early_stopping=True, **{**ADAM, "solver": "auto"}).fit(*moons).solver_ == "adam"
+    monkeypatch.setattr(estimator, "EXACT_SAMPLES", 299)
+    assert KernelHeadClassifier(**{**ADAM, "solver": "auto"}).fit(*moons).solver_ == "adam"
+
+
+def test_a_part_of_the_samples_is_enough_for_the_kernel(monkeypatch, moons):
+    monkeypatch.setattr(estimator, "LEFT_OUT", 100)
+    fitted = KernelHeadClassifier(random_state=0).fit(*moons)
+    assert fitted.head_.weight.shape == (300, 3)
+    assert fitted.score(*moons) > 0.95
+
+
+# Labels and weights.
+
+
+@pytest.mark.parametrize(
+    "names", [["low", "mid", "top"], [-7, 0, 3], [1.0, 2.0, 4.0], np.array(["a", "b", "c"], dtype=object)]
+)
+@pytest.mark.parametrize("options", [{}, {**ADAM, "epochs": 60}])
+def test_labels_of_any_kind(names, options):
+    x, y = load_iris(return_X_y=True)
+    named = np.asarray(names)[y]
+    fitted = KernelHeadClassifier(**options).fit(x, named)
+    np.testing.assert_array_equal(fitted.classes_, np.unique(named))
+    assert fitted.predict(x).dtype == named.dtype
+    assert fitted.score(x, named) > 0.9
+    assert fitted.predict_proba(x).shape == (150, 3)
+    np.testing.assert_allclose(fitted.predict_proba(x).sum(1), 1)
+
+
+def test_two_classes_of_booleans_have_one_decision(moons):
+    x, y = moons
+    fitted = KernelHeadClassifier().fit(x, y == 1)
+    decision = fitted.decision_function(x)
+    assert decision.shape == (300,)
+    np.testing.assert_array_equal(fitted.predict(x), decision > 0)
+    np.testing.assert_allclose(fitted.predict_proba(x)[:, 1], 1 / (1 + np.exp(-decision)), rtol=1e-6)
+
+
+def test_repeated_samples_are_weights(moons, rng):
+    x, y = moons[0][:100], moons[1][:100]
+    times = rng.integers(0, 3, 100)
+    weighted = KernelHeadClassifier().fit(x, y, sample_weight=times)
+    repeated = KernelHeadClassifier().fit(np.repeat(x, times, axis=0), np.repeat(y, times))
+    np.testing.assert_allclose(weighted.predict_proba(x), repeated.predict_proba(x), rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {**ADAM, "epochs": 60}])
+def test_weights_of_classes(rng, options):
+    x = np.vstack([rng.normal(size=(200, 2)), rng.normal(size=(20, 2)) + 1.5])
+    y = np.repeat([0, 1], [200, 20])
+    plain = KernelHeadClassifier(**options).fit(x, y)
+    balanced = KernelHeadClassifier(class_weight="balanced", **options).fit(x, y)
+    named = KernelHeadClassifier(class_weight={0: 220 / 400, 1: 220 / 40}, **options).fit(x, y)
+    assert (balanced.predict(x) == 1).sum() > 1.5 * (plain.predict(x) == 1).sum()
+    np.testing.assert_allclose(balanced.predict_proba(x), named.predict_proba(x), rtol=1e-6)
+
+
+def test_weights_move_the_descent(moons):
+    x, y = moons
+    flipped = np.concatenate([y, 1 - y])
+    weight = np.repeat([1.0, 0.01], len(y))
+    fitted = KernelHeadClassifier(**ADAM, epochs=40).fit(np.vstack([x, x]), flipped, sample_weight=weight)
+    assert fitted.score(x, y) > 0.9
+
+
+# As scikit-learn uses it.
+
+
+def test_in_a_pipeline_a_search_and_processes(moons):
+    x, y = moons
+    pipeline = make_pipeline(MinMaxScaler(), KernelHeadClassifier(random_state=0))
+    search = GridSearchCV(pipeline, {"kernelheadclassifier__degree": [1, 5]}, cv=3, n_jobs=2).fit(x, y)
+    assert search.best_params_ == {"kernelheadclassifier__degree": 5}
+    assert search.best_score_ > 0.9
+    assert cross_val_score(pipeline, x, y, cv=3, n_jobs=2).mean() > 0.9
+
+
+@pytest.mark.parametrize("options", [{}, {**ADAM, "epochs": 5}, {**ADAM, "epochs": 5, "early_stopping": True}])
+def test_a_random_state_makes_it_the_same_and_pickles_keep_it(moons, options):
+    x, y = moons
+    model = KernelHeadClassifier(**{"random_state": 0, **options})
+    state = torch.get_rng_state()
+    first, second = clone(model).fit(x, y), clone(model).fit(x, y)
+    assert torch.equal(torch.get_rng_state(), state)  # nobody else's random numbers are touched
+    np.testing.assert_array_equal(first.predict_proba(x), second.predict_proba(x))
+    again = pickle.loads(pickle.dumps(first))
+    np.testing.assert_array_equal(again.predict_proba(x), first.predict_proba(x))
+    if options:
+        other = clone(model).set_params(random_state=1).fit(x, y)
+        assert not np.array_equal(other.predict_proba(x), first.predict_proba(x))
+
+
+def test_early_stopping_keeps_the_best_and_says_how_it_goes(moons, capsys):
+    x, y = moons
+    noisy = np.where(np.random.default_rng(0).random(300) < 0.3, 1 - y, y)
+    model = KernelHeadClassifier(
+        **{**ADAM, "learning_rate": 0.3}, epochs=50, early_stopping=True, patience=2, verbose=True
+    )
+    fitted = model.fit(x, noisy)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("leave-one-out log-loss")
+    losses = [float(line.split()[-1]) for line in lines[1:]]
+    assert len(losses) == len(fitted.loss_curve_) < 50
+    assert len(losses) - 1 - int(np.argmin(losses)) == 2
+
+    held_out = np.random.RandomState(0)
+    held_out.permutation(300)  # the kernel's samples came first
+    index = held_out.permutation(300)[:30]
+    assert log_loss(noisy[index], fitted.predict_proba(x[index])) == pytest.approx(min(losses), abs=1e-3)
+
+
+def test_silent_unless_asked(moons, capsys):
+    KernelHeadClassifier().fit(*moons)
+    assert capsys.readouterr().out == ""
+
+
+def test_it_learns_by_and_by(moons):
+    x, y = moons
+    model = KernelHeadClassifier(**ADAM)
+    for _ in range(40):
+        for start in range(0, 200, 50):
+            model.partial_fit(x[start : start + 50], y[start : start + 50], classes=[0, 1])
+    assert model.score(x[200:], y[200:]) > 0.9
+    assert model.head_.weight.shape == (32, 3)
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.predict_proba(x), model.predict_proba(x))
+    assert again.partial_fit(x[:50], y[:50]).score(x[200:], y[200:]) > 0.9
+
+
+def test_a_first_batch_smaller_than_the_landmarks(moons):
+    x, y = moons
+    model = KernelHeadClassifier(**ADAM).partial_fit(x[:10], y[:10], classes=[0, 1])
+    weight = model.head_.weight
+    assert weight.shape == (32, 3)
+    assert len(torch.unique(weight, dim=0)) == 32
+    before = model.predict_proba(x)
+    model.partial_fit(x[:1], y[:1])  # one sample has no deviation to be standardised by
+    assert np.isfinite(model.predict_proba(x)).all()
+    assert not np.array_equal(model.predict_proba(x), before)
+
+
+@pytest.mark.parametrize("options", [{"random_state": 0, "batch_size": 10}, {**ADAM, "epochs": 40}])
+def test_partial_fit_goes_on_from_a_fit_and_a_fit_starts_anew(moons, options):
+    x, y = moons
+    model = KernelHeadClassifier(**options).fit(x[:100], y[:100])
+    fresh = model.predict_proba(x)
+    model.partial_fit(x[100:], y[100:])
+    after = model.predict_proba(x)
+    assert 0 < np.abs(after - fresh).mean() < 0.1
+    for _ in range(50):  # the other way round
+        model.partial_fit(x[:100], 1 - y[:100])
+    assert model.loss_curve_[-1] < 0.8 * model.loss_curve_[-50]
+    np.testing.assert_array_equal(model.fit(x[:100], y[:100]).predict_proba(x), fresh)
+
+
+def test_a_step_of_descent_leaves_the_constant_coordinate_alone(rng):
+    points = torch.from_numpy(rng.normal(size=(8, 3)).astype(np.float32))
+    samples = Samples(points, torch.tensor([0, 1] * 4), torch.ones(8))
+    kernel = ridge.LearnedKernel(torch.tensor([0, 0, 0, 1.0]), 0.3, 0.2, 0.0)
+    generator = torch.Generator().manual_seed(0)
+    head = random_landmarks(samples, 2, 4, kernel, 0.1, generator)
+    seen = []
+    head.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+    trainer = Trainer(head, 0.2, learning_rate=0.01, noise=0.5, dropout=0.0, generator=generator)
+    trainer.epoch(samples, 8, lambda share: 1.0)
+    ordered = {tuple(row) for row in points[:, 2:].tolist()}
+    assert {tuple(row) for row in seen[0][:, 2:].tolist()} == ordered
+    assert not set(points[:, 0].tolist()) & set(seen[0][:, 0].tolist())
+
+
+def test_the_head_is_a_layer_of_its_own(moons):
+    x, y = moons
+    fitted = KernelHeadClassifier().fit(x, y)
+    assert isinstance(fitted.head_, KernelClassifier)
+    points = np.hstack([(x - fitted.mean_) / fitted.scale_, np.full((300, 1), 2**0.5)])
+    logits = fitted.head_(torch.from_numpy(points)).detach().numpy()
+    np.testing.assert_allclose(logits[:, 1] - logits[:, 0], fitted.decision_function(x))
+
+
+def test_predictions_in_blocks(monkeypatch, moons):
+    x, y = moons
+    fitted = KernelHeadClassifier().fit(x, y)
+    whole = fitted.decision_function(x)
+    monkeypatch.setattr(estimator, "BLOCK", 7 * 300)
+    np.testing.assert_allclose(fitted.decision_function(x), whole, rtol=1e-9)
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"solver": "magic"}, "unknown solver 'magic'; choose one of auto, exact, adam"),
+        ({"degree": 0}, "degree must be a positive integer, got 0"),
+        ({"landmarks": 2.5}, "landmarks must be a positive integer, got 2.5"),
+        ({"epochs": True}, "epochs must be a positive integer, got True"),
+        ({"learning_rate": -1}, "learning_rate must be positive and finite, got -1"),
+        ({"validation_fraction": 1.0}, "validation_fraction must lie between 0 and 1, got 1.0"),
+    ],
+)
+def test_parameters_out_of_range(moons, options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        KernelHeadClassifier(**options).fit(*moons)
+
+
+def test_one_class_is_refused_and_constant_features_are_not(moons):
+    x, y = moons
+    with pytest.raises(ValueError, match="two classes or more, got 1 class"):
+        KernelHeadClassifier().fit(x, np.zeros(300))
+    with pytest.raises(ValueError, match="two classes or more"):
+        KernelHeadClassifier().fit(x, y, sample_weight=y)
+    padded = np.hstack([x, np.full((300, 1), 1e9), np.zeros((300, 1))])
+    assert KernelHeadClassifier().fit(padded, y).score(padded, y) > 0.95
+    nothing = KernelHeadClassifier().fit(np.ones((10, 2)), [0] * 7 + [1] * 3)
+    np.testing.assert_array_equal(nothing.predict(np.ones((2, 2))), 0)
+
+
+def test_partial_fit_refuses(moons):
+    x, y = moons
+    with pytest.raises(ValueError, match="needs classes"):
+        KernelHeadClassifier().partial_fit(x, y)
+    model = KernelHeadClassifier(**ADAM).partial_fit(x, y, classes=[0, 1])
+    with pytest.raises(ValueError, match="is none of the classes"):
+        model.partial_fit(x, y + 1)
+    with pytest.raises(ValueError, match="in the first call"):
+        model.partial_fit(x, y, classes=[0, 1, 2])
+    with pytest.raises(NotFittedError):
+        KernelHeadClassifier().predict(x)
+
+
+def test_without_scikit_learn_a_sentence_says_what_brings_it():
+    program = "import sys; sys.modules['sklearn'] = None\nfrom kernelhead import KernelHeadClassifier"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "pip install kernelhead[sklearn]" in done.stderr
+
+
+def test_the_example_runs(capsys):
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "KernelHeadClassifier: 98.50 %"
+    assert lines[-1].startswith("degree 7: ")
