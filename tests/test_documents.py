@@ -11,7 +11,7 @@ from kernelhead.report.tables import to_markdown
 from kernelhead.results import load_result
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("synthetic", "training", "paper", "loss")
+DOCUMENTS = ("synthetic", "training", "paper", "loss", "features")
 README = (ROOT / "README.md").read_text()
 
 
@@ -35,6 +35,13 @@ def test_the_loss_is_quoted_as_measured(table, results):
     rows = json.loads((ROOT / "results" / "bench" / f"{results}.json").read_text())["rows"]
     assert len(rows) in (4, 8)
     assert runpy.run_path(str(ROOT / "benchmarks" / "loss.py"))[table](rows) in (ROOT / "docs" / "loss.md").read_text()
+
+
+def test_the_estimator_is_quoted_as_measured():
+    rows = json.loads((ROOT / "results" / "bench" / "estimator.json").read_text())["rows"]
+    assert len(rows) == 7
+    table = runpy.run_path(str(ROOT / "benchmarks" / "estimator.py"))["markdown"](rows)
+    assert table in (ROOT / "docs" / "features.md").read_text()
 
 
 def test_readme_kernelizes():
