@@ -1,5 +1,7 @@
 """Shared by all tests: fixed seeds, one thread, and hypothesis without deadlines or a database of its own."""
 
+import signal
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,15 @@ torch.set_num_threads(1)  # the tensors are tiny: threads only wait for each oth
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _signals():
+    """An interrupted command ignores further signals, as it is leaving; what a test starts would inherit that."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -144,20 +144,8 @@ def refuse_to_write(*_):
     raise AssertionError("only the first process saves")
 
 
-def reset_signals():
-    """As a process of one's own has them: what started this one may block or ignore some, and hand that down."""
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, []) & {signal.SIGINT, signal.SIGTERM}
-    handler = signal.getsignal(signal.SIGTERM)
-    if blocked or handler is not signal.SIG_DFL:
-        print(f"started with {blocked} blocked and {handler} for SIGTERM", file=sys.stderr)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
 def child(task, folder, rank=None):
     torch.set_num_threads(1)
-    if rank is not None:
-        reset_signals()
     if rank is not None:  # not from torchrun
         os.environ |= {"WORLD_SIZE": str(SIZE), "LOCAL_RANK": str(rank)}
         distributed.init_process_group("gloo", f"file://{folder / 'store'}", rank=rank, world_size=SIZE)
