@@ -57,7 +57,7 @@ class LayerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         for _ in range(epochs):
             for index in torch.randperm(len(labels), generator=generator).chunk(batches):
                 optimizer.zero_grad()
-                loss = F.cross_entropy(self.head_(points[index]), labels[index])
+                loss = self.head_.loss(points[index], labels[index])
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 schedule.step()

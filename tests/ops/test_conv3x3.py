@@ -6,9 +6,6 @@ program, which prints what it found.
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import pytest
@@ -23,16 +20,6 @@ SIZES = [(2, 8, 8), (3, 5, 7), (1, 1, 3)]  # N, H, W
 CASES = [f"{channels} {size}" for channels, size in itertools.product(CHANNELS, SIZES)]
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
-
-
-@pytest.fixture(scope="module")
-def found():
-    interpreted = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
-    result = subprocess.run(
-        [sys.executable, __file__], capture_output=True, text=True, env={**os.environ, **interpreted}
-    )
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
 
 
 @needs_triton

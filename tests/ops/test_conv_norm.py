@@ -6,9 +6,6 @@ As in test_conv3x3.py, this file runs itself as a program, which prints what it 
 import copy
 import itertools
 import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import pytest
@@ -35,16 +32,6 @@ needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is
 
 def name(channels, size, shortcut, rectified):
     return f"{channels} {size} {NAMES[shortcut]} {'rectified' if rectified else 'linear'}"
-
-
-@pytest.fixture(scope="module")
-def found():
-    interpreted = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
-    result = subprocess.run(
-        [sys.executable, __file__], capture_output=True, text=True, env={**os.environ, **interpreted}
-    )
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
 
 
 @needs_triton

@@ -7,9 +7,7 @@ program, which prints what it found.
 import itertools
 import json
 import os
-import subprocess
 import sys
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -20,7 +18,7 @@ SHAPES = [(1, 7, 3), (37, 19, 401), (131, 24, 257)]  # N, D, C: one sample, prim
 TOTALS = [0.0, 1.0, 50.0, 500.0]  # of the coefficients: the range of logits
 PARTS = ("loss", "features", "weight", "alpha")
 
-needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+needs_triton = pytest.mark.skipif(sys.platform != "linux", reason="triton is made for Linux, where torch brings it")
 
 
 def make_case(shape, degree, prototypes, total, dtype, device="cpu", one_large=False):
@@ -121,16 +119,6 @@ def test_gradcheck(mode, prototypes, smoothing):
         return kernel_cross_entropy(features, weight, alpha, target, **options, backend="chunked", mode=mode)
 
     assert torch.autograd.gradcheck(loss, (features, weight, alpha))
-
-
-@pytest.fixture(scope="module")
-def found():
-    interpreted = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
-    result = subprocess.run(
-        [sys.executable, __file__], capture_output=True, text=True, env={**os.environ, **interpreted}
-    )
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
 
 
 @needs_triton

@@ -5,10 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from kernelhead.data.large import SHORT_SIDE
-from kernelhead.data.open import open_for_testing
 from kernelhead.data.packed import progress_of
-from kernelhead.train.job import STREAMED_BATCH, Steps, margin_of, warn_of
+from kernelhead.train.job import STREAMED_BATCH, Steps, open_other
 from kernelhead.train.loop import BATCH_PIXELS
 from kernelhead.train.saved import SavedClassifier
 
@@ -20,22 +18,13 @@ def feature_batches(
 
     The data are named as for `evaluate_classifier`. Their classes do not matter.
     """
-    images, _, left_out = open_for_testing(
-        data,
-        saved.input,
-        device,
-        short_side=saved.settings.get("short_side", SHORT_SIDE),
-        margin=margin_of(saved),
-        progress=progress,
-    )
-    warn_of(left_out)
+    images, _ = open_other(saved, data, device, progress)
     model = saved.model.to(device).eval()
-    extract = model.backbone.feature_map if model.head.pools else model.backbone
     size = max(1, min(STREAMED_BATCH, BATCH_PIXELS // images.size**2))
     wanted = torch.split(torch.arange(len(images)), size)
     report = progress_of("computing features", progress)
     with torch.no_grad():
         for number, (batch, _) in enumerate(images.batches((index, None) for index in wanted), start=1):
-            yield extract(batch)
+            yield model.features(batch)
             if report is not None:
                 report(number, len(wanted))

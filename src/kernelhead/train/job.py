@@ -102,7 +102,7 @@ def open_for(
             progress=progress,
         )
     if world.rank == 0:
-        warn_of(opened.left_out)
+        _warn_of(opened.left_out)
     return opened
 
 
@@ -206,15 +206,7 @@ def evaluate_classifier(
         opened = open_for(config, device, progress=progress)
         images, classes = opened.test, opened.classes
     else:
-        images, classes, left_out = open_for_testing(
-            data,
-            saved.input,
-            device,
-            short_side=saved.settings.get("short_side", SHORT_SIDE),
-            margin=margin_of(saved),
-            progress=progress,
-        )
-        warn_of(left_out)
+        images, classes = open_other(saved, data, device, progress)
     unknown = [name for name in classes if name not in saved.classes]
     if unknown:
         raise ValueError(f"the classifier knows no class {unknown[0]!r}; its classes are {_some(saved.classes)}")
@@ -247,12 +239,28 @@ def _logits(model: nn.Module, images: Images, progress: Callable[[int, int], Non
     return predict(model, images, batch_size=batch_size, progress=progress)
 
 
+def open_other(
+    saved: SavedClassifier, data: str, device: torch.device, progress: Steps | None
+) -> tuple[Images, list[str]]:
+    """Test images and classes of other data than a classifier's own, as its network takes them."""
+    images, classes, left_out = open_for_testing(
+        data,
+        saved.input,
+        device,
+        short_side=saved.settings.get("short_side", SHORT_SIDE),
+        margin=margin_of(saved),
+        progress=progress,
+    )
+    _warn_of(left_out)
+    return images, classes
+
+
 def margin_of(saved: SavedClassifier) -> float | None:
     """A network that was trained on whole images of CIFAR is shown the whole of a picture."""
     return 1.0 if saved.settings.get("data") in CLASSES else None
 
 
-def warn_of(left_out: Sequence[str]) -> None:
+def _warn_of(left_out: Sequence[str]) -> None:
     if left_out:
         sentence = f"{len(left_out)} pictures are missing or cannot be read: {_some(left_out)}"
         warnings.warn(sentence, stacklevel=3)

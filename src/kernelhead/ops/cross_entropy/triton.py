@@ -43,7 +43,7 @@ class Observe:
     ) -> None:
         self.alpha, self.target, self.prototypes = alpha.contiguous(), target.contiguous(), prototypes
         samples, total = target.shape[0], tiles(classes, width, prototypes)
-        self.tiles_before = -(-width // tile_shape(prototypes)["CLASSES"]) / width  # tiles a class
+        self.width = width
         self.own = alpha.new_full((samples, prototypes), torch.nan)
         self.masses = alpha.new_empty(samples, total)
         self.best = alpha.new_empty(samples, total if ranked else 0)
@@ -54,7 +54,7 @@ class Observe:
         """Look at the cosines t (N, c P) of the classes from `first` on."""
         classes = t.shape[1] // self.prototypes
         grid, launch = _tile_launch(t.shape[0], classes, self.prototypes, *OBSERVE)
-        before = round(first * self.tiles_before)
+        before = first // self.width * -(-self.width // self.options["CLASSES"])  # tiles of the blocks before
         figures = (x[:, before:] if x.shape[1] else x for x in (self.masses, self.best, self.spread))
         observe_kernel[grid](
             t,
