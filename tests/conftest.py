@@ -7,6 +7,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from kernelhead.results import save_result
+
 settings.register_profile("kernelhead", deadline=None, derandomize=True, database=None)
 settings.load_profile("kernelhead")
 torch.set_num_threads(1)  # the tensors are tiny: threads only wait for each other, and for other test processes
@@ -29,3 +31,37 @@ def _signals():
 @pytest.fixture
 def rng():
     return np.random.default_rng(0)
+
+
+@pytest.fixture(scope="session")
+def write_runs():
+    """Result files of a recipe as if it had been trained: `write_runs(store, recipe, protocol, {seed: accuracy}, ..)`.
+
+    Its candidates come first: the smallest rate with the largest decay was the best. More is added to final results.
+    """
+
+    def save(path, recipe, seed, accuracy, **more):
+        result = {
+            "experiment": recipe.data,
+            "method": recipe.key,
+            "seed": seed,
+            "config": {"backbone": recipe.backbone, "head": recipe.head},
+            "images": {"train": 9, "test": 9, "left_out": 0},
+            "curve": {"loss": [1.0], "accuracy": [1.0]},
+            "parameters": {"backbone": 1, "head": 6500},
+            "seconds": 1.0,
+            "accuracy": accuracy,
+        }
+        if accuracy is not None:
+            result |= {"nll": 2 - accuracy / 100, "ece": 0.0123}
+        save_result(path, {**result, **more})
+
+    def write(store, recipe, protocol, by_seed, **more):
+        for rate, decay in protocol.candidates():
+            path = store.choice_path(recipe.chooser, protocol, rate, decay)
+            if not path.exists():
+                save(path, recipe.chooser, 0, 50 + 1e4 * decay - rate, seconds=more.get("seconds", 1.0))
+        for seed, accuracy in by_seed.items():
+            save(store.result_path(recipe, protocol, seed), recipe, seed, accuracy, **more)
+
+    return write

@@ -9,18 +9,21 @@ from typer.testing import CliRunner
 
 from kernelhead.cli import app
 from kernelhead.paper import EXPERIMENTS, runner
+from kernelhead.paper.recipe import adapted
 from kernelhead.paper.store import Store
-from kernelhead.results import save_result
 
 COUNTS = {
-    "cifar10": (150, 270),
-    "cifar100": (150, 270),
+    "cifar10": (50, 70),
+    "cifar100": (50, 70),
     "transfer": (40, 72),
     "distillation": (30, 54),
-    "active": (51, 59),
-    "kernels": (15, 27),
-    "rectification": (20, 36),
-    "activations": (20, 36),
+    "active": (94, 102),
+    "kernels": (18, 30),
+    "rectification": (24, 40),
+    "activations": (24, 40),
+    "landmarks": (84, 140),
+    "saturation": (45, 69),
+    "beyond": (100, 140),
 }
 
 
@@ -55,51 +58,45 @@ def listed(*options):
     return found
 
 
-def write(store, cell, protocol, seed=0, seconds=60.0):
-    result = {"experiment": cell.recipe.data, "protocol": protocol.name, "method": cell.recipe.key, "seed": seed}
-    result |= {"config": {"backbone": cell.recipe.backbone}, "accuracy": 50.0, "seconds": seconds}
-    result |= {"images": {"train": 1, "test": 1, "left_out": 0}, "curve": {"loss": [1.0], "accuracy": [1.0]}}
-    save_result(store.result_path(cell.recipe, protocol, seed), result)
-
-
 def test_the_listing_has_every_table(tmp_path):
     found = listed()
     assert list(dict.fromkeys(name for name, _ in found)) == ["synthetic", *EXPERIMENTS]
     for name, (paper, tuned) in COUNTS.items():
         assert found[name, "paper"] == (0, paper, "none measured yet")
         assert found[name, "tuned"] == (0, tuned, "none measured yet")
-    assert listed("--seeds", 3)["kernels", "paper"][1] == 3 * (4 + 3)
+    assert listed("--seeds", 3)["kernels", "paper"][1] == 3 * (4 + 2 * 3)
     assert "450 for the others" in invoke("reproduce", "list", "--epochs", 450).stdout
     assert not list(tmp_path.iterdir())  # to look changes nothing
 
 
-def test_the_listing_counts_what_is_done_and_tells_the_time_left(tmp_path):
+def test_the_listing_counts_what_is_done_and_tells_the_time_left(tmp_path, write_runs):
     store, experiment = Store(tmp_path / "runs", 200), EXPERIMENTS["kernels"]
-    for cell in experiment.cells:
-        write(store, cell, experiment.protocols["paper"])
+    paper = experiment.protocols["paper"]
+    for cell in experiment.cells[:2]:  # two of the three kernels with ResNet-56, chosen with ResNet-20
+        write_runs(store, cell.recipe, paper, {0: 50.0}, seconds=60.0)
     found = listed()
-    assert found["kernels", "paper"] == (3, 15, "0:12:00")
-    assert found["cifar100", "paper"][:2] == (1, 150)  # the learned kernel is a cell of both
+    assert found["kernels", "paper"] == (2 * 4 + 2, 18, "0:08:00")
+    assert found["kernels", "tuned"] == (2 * 4, 30, "0:22:00")
+    write_runs(store, experiment.cells[2].recipe, paper, {0: 50.0}, seconds=60.0)
+    found = listed()
+    assert found["kernels", "paper"] == (3 * 4 + 3, 18, "0:03:00")
+    assert found["cifar100", "paper"][:2] == (4 + 1, 50)  # the learned kernel is a cell of both
     assert found["cifar100", "paper"][2] == "none measured yet"
-    assert found["rectification", "paper"] == (1, 20, "0:19:00")
-    assert found["active", "paper"] == (0, 51, "0:51:00")
-    assert found["kernels", "tuned"] == (0, 27, "0:27:00")
+    assert found["rectification", "paper"] == (4 + 1, 24, "0:19:00")
     assert listed("--epochs", 100)["kernels", "paper"][0] == 0
-    for cell in experiment.cells:
-        for candidate in experiment.protocols["paper"].candidates():
-            path = store.choice_path(cell.recipe, experiment.protocols["paper"], *candidate)
-            path.write_bytes(store.result_path(cell.recipe, experiment.protocols["paper"], 0).read_bytes())
-    assert listed()["kernels", "paper"] == (15, 15, "none")
+    for cell in experiment.cells[3:]:
+        write_runs(store, cell.recipe, paper, {0: 50.0})
+    assert listed()["kernels", "paper"] == (18, 18, "none")
 
 
-def test_the_listing_names_a_damaged_file(tmp_path):
+def test_the_listing_names_a_damaged_file(tmp_path, write_runs):
     store, experiment = Store(tmp_path / "runs", 200), EXPERIMENTS["kernels"]
-    write(store, experiment.cells[0], experiment.protocols["paper"])
+    write_runs(store, experiment.cells[0].recipe, experiment.protocols["paper"], {0: 50.0})
     damaged = store.result_path(experiment.cells[0].recipe, experiment.protocols["paper"], 0)
     damaged.write_text("{")
     done = invoke("reproduce", "list")
     assert done.exit_code == 0
-    assert "kernel_rbf/seed0.json" in done.stderr
+    assert "kernel_rbf/lr0.05-wd0.0001-seed0.json" in done.stderr
     assert "left out:" in done.stderr
 
 
@@ -136,13 +133,13 @@ def test_wrong_usage_is_refused(arguments):
     assert invoke("reproduce", "cifar10", *arguments).exit_code == 2
 
 
-def test_what_was_asked_for_reaches_the_runner(tmp_path, monkeypatch):
+def test_what_was_asked_for_reaches_the_runner(tmp_path, monkeypatch, write_runs):
     seen = []
 
     def note(experiment, root, settings, progress):
         seen.append((experiment.name, root, settings))
-        cell = experiment.cells[0]
-        write(Store(root, settings.epochs), cell, experiment.protocols["paper"])
+        protocol = adapted(experiment.protocols["paper"], settings.quick)
+        write_runs(Store(root, settings.epochs), experiment.cells[0].recipe, protocol, {0: 50.0})
 
     monkeypatch.setattr(runner, "run", note)
     assert invoke("reproduce", "cifar10", "--device", "cpu").exit_code == 0
@@ -159,16 +156,17 @@ def test_what_was_asked_for_reaches_the_runner(tmp_path, monkeypatch):
     assert quick == runner.Settings(epochs=1, quick=True)
 
 
-def test_made_up_numbers_do_not_get_into_the_report(tmp_path):
+def test_made_up_numbers_do_not_get_into_the_report(tmp_path, write_runs):
     experiment = EXPERIMENTS["kernels"]
-    write(Store(tmp_path / "runs" / "quick", 1), experiment.cells[0], experiment.protocols["paper"])
+    recipe, paper = experiment.cells[0].recipe, experiment.protocols["paper"]
+    write_runs(Store(tmp_path / "runs" / "quick", 1), recipe, adapted(paper, True), {0: 50.0})
     done = invoke("report")
     assert done.exit_code == 1
     assert "no results in runs" in str(done.exception)
     done = invoke("report", "--runs", "runs/quick")
     assert done.exit_code == 0
     assert re.search(r"made-up data: that it ran is all", done.stdout)
-    write(Store(tmp_path / "runs", 9), experiment.cells[0], experiment.protocols["paper"])
+    write_runs(Store(tmp_path / "runs", 9), recipe, paper, {0: 50.0})
     done = invoke("report")
     assert done.exit_code == 0
     assert "made-up" not in done.stdout

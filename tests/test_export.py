@@ -51,6 +51,8 @@ CASES = {
     "kernel-landmarks": ("kernel", {"landmarks": 4}, VECTORS),
     "kernel-rkhs-maps": ("kernel", {"pool": "rkhs"}, MAPS),
     "kernel-rkhs-tokens": ("kernel", {"pool": "rkhs", "prototypes": 2}, TOKENS),
+    "kernel-landmarks-as-they-are": ("kernel", {"landmarks": 4, "standardize": False}, VECTORS),
+    "expansion-normalized": ("expansion", {"width": 6, "normalized": True}, MAPS),
     "kernel-rkhs-landmarks": ("kernel", {"pool": "rkhs", "landmarks": 4}, MAPS),
 }
 

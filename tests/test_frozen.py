@@ -34,6 +34,7 @@ CASES = {
     "prototypes-logsumexp": ({"prototypes": 3}, VECTORS),
     "prototypes-large": ({"prototypes": 3, "coefficients": "softmax"}, VECTORS),
     "landmarks": ({"landmarks": 5}, VECTORS),
+    "landmarks-as-they-are": ({"landmarks": 5, "standardize": False}, VECTORS),
     "landmarks-sigmoid": ({"landmarks": 5, "coefficients": "sigmoid"}, VECTORS),
     "rkhs-maps": ({"pool": "rkhs"}, MAPS),
     "rkhs-tokens": ({"pool": "rkhs"}, TOKENS),

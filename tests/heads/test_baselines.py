@@ -67,10 +67,12 @@ def test_second_order_has_the_papers_number_of_parameters():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_expansion(training):
-    head, n = make("expansion", width=7)
+@pytest.mark.parametrize("normalized", [False, True])
+def test_expansion(training, normalized):
+    head, n = make("expansion", width=7, normalized=normalized)
     maps, tokens = maps_and_tokens()
-    expanded = tokens.numpy() @ n["expand.weight"][:, :, 0, 0].T
+    lengths = np.linalg.norm(tokens, axis=2, keepdims=True) if normalized else 1.0
+    expanded = tokens.numpy() / lengths @ n["expand.weight"][:, :, 0, 0].T
     mean, variance = expanded.mean((0, 1)), expanded.var((0, 1))
     if not training:
         head(maps)

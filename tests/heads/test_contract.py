@@ -19,6 +19,7 @@ CASES = {
     "second_order": ("second_order", {}, MAPS),
     "second_order-tokens": ("second_order", {}, TOKENS),
     "expansion": ("expansion", {"width": 6}, MAPS),
+    "expansion-normalized": ("expansion", {"width": 6, "normalized": True}, MAPS),
     "expansion-tokens": ("expansion", {"width": 6}, TOKENS),
     "kernel": ("kernel", {}, VECTORS),
     "kernel-degree-1": ("kernel", {"degree": 1}, VECTORS),
@@ -36,6 +37,7 @@ CASES = {
     "kernel-rkhs-tokens": ("kernel", {"pool": "rkhs"}, TOKENS),
     "kernel-rkhs-rbf": ("kernel", {"pool": "rkhs", "kernel": "rbf"}, MAPS),
     "kernel-rkhs-prototypes": ("kernel", {"pool": "rkhs", "prototypes": 2}, MAPS),
+    "kernel-landmarks-as-they-are": ("kernel", {"landmarks": 4, "standardize": False}, VECTORS),
     "kernel-rkhs-landmarks": ("kernel", {"pool": "rkhs", "landmarks": 4}, MAPS),
 }
 SLOW = ["kernel", "kernel-rkhs-landmarks", "second_order"]  # one a code path, where a case costs seconds
@@ -288,7 +290,7 @@ def test_sizes_must_be_positive_integers(name, argument, size):
     [
         ("svm", {}, r"unknown head 'svm'; choose one of softmax, linear, second_order, expansion, kernel$"),
         ("kernel", {"widht": 3}, r"head 'kernel' has no option 'widht'; it takes degree, kernel, coefficients, .*$"),
-        ("expansion", {"degree": 3}, r"head 'expansion' has no option 'degree'; it takes width$"),
+        ("expansion", {"degree": 3}, r"head 'expansion' has no option 'degree'; it takes width, normalized$"),
         ("softmax", {"degree": 3}, r"head 'softmax' has no option 'degree'; it takes none$"),
         ("expansion", {"width": 0}, r"needs width to be a positive integer, got 0$"),
     ],
@@ -317,6 +319,7 @@ def test_create_head_names_what_it_does_not_know(name, options, message):
         ({"degree": 2.0}, r"needs degree to be a positive integer, got 2\.0$"),
         ({"prototypes": 0}, r"needs prototypes to be a positive integer, got 0$"),
         ({"landmarks": 0}, r"needs landmarks to be a positive integer, got 0$"),
+        ({"standardize": False}, r"standardize is about the kernel values of landmarks, and there are none$"),
         ({"landmarks": 4, "prototypes": 2}, r"use either landmarks or prototypes, not both$"),
         *(
             ({"kernel": k, "coefficients": "softmax"}, rf"kernel='{k}' has one coefficient, and softmax of one number")

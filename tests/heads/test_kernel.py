@@ -171,6 +171,15 @@ def test_landmarks(pool):
     np.testing.assert_allclose(head.eval()(x).detach(), logits(*running), rtol=1e-9, atol=1e-10)
 
 
+def test_landmarks_as_they_are():
+    head, x = make(landmarks=5, standardize=False, temperature=0.5, coefficients="softplus"), vectors(9)
+    n = numbers(head)
+    values = P.polyval(cosines(head, x), np.log1p(np.exp(n["raw_alpha"][2:]))) / 0.5
+    for _ in range(2):  # no statistics are kept
+        np.testing.assert_allclose(head.train()(x).detach(), values @ n["mixing"].T + n["bias"], rtol=1e-9, atol=1e-10)
+    assert set(head.state_dict()) == {"raw_alpha", "weight", "mixing", "bias"}
+
+
 def test_as_many_landmarks_as_classes_with_identity_mixing_are_the_plain_layer():
     plain, head, x = make(), make(landmarks=C), vectors(9)
     with torch.no_grad():
@@ -255,6 +264,7 @@ def test_float32_layer_on_float64_features_gives_float64_logits():
         ({"kernel": "rbf", "gamma": 2.0}, ["kernel='rbf'", "gamma=2"]),
         ({"prototypes": 3, "aggregate": "sum"}, ["prototypes=3", "aggregate='sum'"]),
         ({"landmarks": 9, "pool": "rkhs"}, ["landmarks=9", "pool='rkhs'"]),
+        ({"landmarks": 9, "standardize": False}, ["landmarks=9, standardize=False"]),
     ],
 )
 def test_repr_says_the_options(options, parts):

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from kernelhead.paper import EXPERIMENTS
-from kernelhead.paper.grid import accuracies, started, table
+from kernelhead.paper.grid import accuracies, details, overview, started, table
 from kernelhead.paper.recipe import Protocol
 from kernelhead.paper.store import Store
-from kernelhead.results import save_result
 
 PAPER = EXPERIMENTS["cifar10"].protocols["paper"]
 TUNED = EXPERIMENTS["cifar10"].protocols["tuned"]
@@ -23,20 +22,12 @@ def cell_of(name, row, column):
     return cell
 
 
-def write(store, cell, protocol, by_seed, left_out=0):
-    for seed, accuracy in by_seed.items():
-        result = {
-            "experiment": cell.recipe.data,
-            "protocol": protocol.name,
-            "method": cell.recipe.key,
-            "seed": seed,
-            "config": {"backbone": cell.recipe.backbone},
-            "images": {"train": 9, "test": 9, "left_out": left_out},
-            "curve": {"loss": [1.0], "accuracy": [1.0]},
-            "seconds": 1.0,
-            "accuracy": accuracy,
-        }
-        save_result(store.result_path(cell.recipe, protocol, seed), result)
+@pytest.fixture
+def write(write_runs):
+    def write(store, cell, protocol, by_seed, **more):
+        write_runs(store, cell.recipe, protocol, by_seed, **more)
+
+    return write
 
 
 def row_of(made, row, column):
@@ -71,13 +62,13 @@ def test_the_papers_side(store):
     assert row_of(made, "ResNet-56", "Ours")[:2] == ["94.15", "+1.14"]
     assert row_of(made, "ResNet-44", "KER")[:2] == ["92.87", "+0.77"]
     made = table(EXPERIMENTS["activations"], store, [PAPER])
-    assert row_of(made, "none", "Accuracy")[:2] == ["unstable", ""]
-    assert row_of(made, "sigmoid", "Accuracy")[:2] == ["74.96", "+3.73"]
+    assert row_of(made, "none", "ResNet-56")[:2] == ["unstable", ""]
+    assert row_of(made, "sigmoid", "ResNet-56")[:2] == ["74.96", "+3.73"]
     made = table(EXPERIMENTS["active"], store, [PAPER])
-    assert row_of(made, "60 %", "Ours margin")[:2] == ["70.61", "+3.58"]
+    assert row_of(made, "60 %", "Ours margin ResNet-56")[:2] == ["70.61", "+3.58"]
 
 
-def test_one_seed(store):
+def test_one_seed(store, write):
     write(store, cell_of("cifar10", "ResNet-8", "SM"), PAPER, {0: 80.126})
     write(store, cell_of("cifar10", "ResNet-8", "Ours"), PAPER, {0: 84.0})
     made = table(EXPERIMENTS["cifar10"], store, [PAPER])
@@ -87,7 +78,7 @@ def test_one_seed(store):
     assert row_of(made, "ResNet-14", "SM")[2:] == ["not run", ""]
 
 
-def test_several_seeds_by_hand(store):
+def test_several_seeds_by_hand(store, write):
     softmax = {0: 80.0, 1: 81.5, 2: 79.25, 3: 80.0}
     ours = {0: 82.0, 1: 81.0, 2: 83.25, 3: 82.5, 4: 99.0}  # nothing to pair the last one with
     write(store, cell_of("cifar10", "ResNet-20", "SM"), PAPER, softmax)
@@ -99,7 +90,7 @@ def test_several_seeds_by_hand(store):
     assert by_hand(ours, softmax) == "+2.00 (p 0.250)"
 
 
-def test_diverged(store):
+def test_diverged(store, write):
     softmax = cell_of("cifar10", "ResNet-8", "SM")
     write(store, softmax, PAPER, {0: 80.0, 1: 82.0, 2: None})
     write(store, cell_of("cifar10", "ResNet-8", "Ours"), PAPER, {0: None, 1: None})
@@ -111,7 +102,7 @@ def test_diverged(store):
     assert accuracies(softmax, store, PAPER) == {0: 80.0, 1: 82.0}
 
 
-def test_protocols_side_by_side_share_nothing(store):
+def test_protocols_side_by_side(store, write):
     softmax, ours = cell_of("cifar10", "ResNet-8", "SM"), cell_of("cifar10", "ResNet-8", "Ours")
     write(store, softmax, PAPER, {0: 80.0})
     write(store, softmax, TUNED, {0: 90.0})
@@ -128,47 +119,88 @@ def test_protocols_side_by_side_share_nothing(store):
     assert "last epoch of 200" in notes
 
 
-def test_ablations_are_compared_with_softmax_of_another_table(store):
+def test_ablations_are_compared_with_softmax_of_another_table(store, write):
     write(store, cell_of("cifar100", "ResNet-56", "SM"), PAPER, {0: 70.0, 1: 71.0})
     write(store, cell_of("cifar100", "ResNet-56", "Ours"), PAPER, {0: 73.0, 1: 75.0})
-    write(store, cell_of("kernels", "Gaussian RBF kernel", "Accuracy"), PAPER, {0: 69.0, 1: 71.5})
+    write(store, cell_of("kernels", "Gaussian RBF kernel", "ResNet-56"), PAPER, {0: 69.0, 1: 71.5})
     made = table(EXPERIMENTS["kernels"], store, [PAPER])
-    assert row_of(made, "Learned kernel", "Accuracy")[2:] == ["74.00 ± 1.41 (2)", "+3.50 (p 0.500)"]
-    assert row_of(made, "Gaussian RBF kernel", "Accuracy")[2:] == ["70.25 ± 1.77 (2)", "-0.25 (p 1.000)"]
-    assert row_of(table(EXPERIMENTS["activations"], store, [PAPER]), "relu", "Accuracy")[3] == "+3.50 (p 0.500)"
+    assert row_of(made, "Learned kernel", "ResNet-56")[2:] == ["74.00 ± 1.41 (2)", "+3.50 (p 0.500)"]
+    assert row_of(made, "Gaussian RBF kernel", "ResNet-56")[2:] == ["70.25 ± 1.77 (2)", "-0.25 (p 1.000)"]
+    assert row_of(table(EXPERIMENTS["activations"], store, [PAPER]), "relu", "ResNet-56")[3] == "+3.50 (p 0.500)"
 
 
-def test_active_learning_pairs_strategies(store):
+def test_active_learning_pairs_strategies(store, write):
     for number, strategy in enumerate(("random", "margin", "k-center")):
-        write(store, cell_of("active", "40 %", f"SM {strategy}"), PAPER, {0: 50.0 + 10 * number})
-        write(store, cell_of("active", "40 %", f"Ours {strategy}"), PAPER, {0: 51.0 + 11 * number})
+        write(store, cell_of("active", "40 %", f"SM {strategy} ResNet-56"), PAPER, {0: 50.0 + 10 * number})
+        write(store, cell_of("active", "40 %", f"Ours {strategy} ResNet-56"), PAPER, {0: 51.0 + 11 * number})
     made = table(EXPERIMENTS["active"], store, [PAPER])
-    assert [row_of(made, "40 %", f"Ours {strategy}")[3] for strategy in ("random", "margin", "k-center")] == [
+    assert [row_of(made, "40 %", f"Ours {strategy} ResNet-56")[3] for strategy in ("random", "margin", "k-center")] == [
         "+1.00",
         "+2.00",
         "+3.00",
     ]
 
 
-def test_pictures_left_out_and_hardware_are_told(store):
+def test_pictures_left_out_and_hardware_are_told(store, write):
     protocol = EXPERIMENTS["transfer"].protocols["paper"]
-    write(store, cell_of("transfer", "Oxford-IIIT Pets", "SM"), protocol, {0: 90.0}, left_out=3)
+    write(
+        store,
+        cell_of("transfer", "Oxford-IIIT Pets", "SM"),
+        protocol,
+        {0: 90.0},
+        images={"train": 9, "test": 9, "left_out": 3},
+    )
     notes = table(EXPERIMENTS["transfer"], store, [protocol]).notes
     assert "3 pictures of pets were missing or could not be read." in notes
     assert any(note.startswith("Run on ") for note in notes)
 
 
-def test_a_damaged_file_is_left_out_and_named(store):
+def test_a_damaged_file_is_left_out_and_named(store, write):
     cell = cell_of("cifar10", "ResNet-8", "SM")
     write(store, cell, PAPER, {0: 80.0, 1: 90.0})
     store.result_path(cell.recipe, PAPER, 1).write_text('{"format": 1')
     made = table(EXPERIMENTS["cifar10"], store, [PAPER])
     assert row_of(made, "ResNet-8", "SM")[2:] == ["80.00", ""]
     (sentence,) = store.broken
-    assert "seed1.json" in sentence
+    assert "lr0.05-wd0.0001-seed1.json" in sentence
 
 
-def test_other_epochs_are_another_table(store, tmp_path):
+def test_other_epochs_are_another_table(store, write, tmp_path):
     write(store, cell_of("cifar10", "ResNet-8", "SM"), PAPER, {0: 80.0})
     other = Store(tmp_path, 450)
     assert not started(EXPERIMENTS["cifar10"], other, [PAPER, Protocol("x", (0.1,), (0.1,), 1)])
+
+
+def test_the_papers_arrangement(store, write):
+    write(store, cell_of("cifar10", "ResNet-8", "SM"), PAPER, {0: 80.0, 1: 82.0})
+    write(store, cell_of("cifar10", "ResNet-8", "LIN"), PAPER, {0: None})
+    made = overview(EXPERIMENTS["cifar10"], store, PAPER)
+    assert made.columns == ["", "SM", "LIN", "SOP", "KER", "Ours"]
+    assert [row[0] for row in made.rows] == [f"ResNet-{depth}" for depth in (8, 14, 20, 32, 44, 56)]
+    assert made.rows[0][1:4] == ["81.00 ± 1.41 (2) (83.73)", "diverged (82.45)", "not run (84.03)"]
+    made = overview(EXPERIMENTS["beyond"], store, TUNED)
+    assert made.columns[1:6] == [f"{head} CIFAR-100" for head in ("SM", "SOP", "EXP", "Ours", "Best")]
+    assert made.rows[5][1:6] == ["not run (71.23)", "not run (73.12)", "not run", "not run (74.10)", "not run"]
+    assert made.rows[0][6:] == ["not run (83.73)", "not run (84.03)", "not run", "not run (86.93)", "not run"]
+
+
+def test_details_by_hand(store, write):
+    ours = cell_of("cifar10", "ResNet-14", "Ours")
+    write(store, cell_of("cifar10", "ResNet-8", "SM"), PAPER, {0: 80.0, 1: 82.0, 2: None})
+    write(store, ours, PAPER, {0: 90.0}, seconds=30.4, alpha=[0.0, 1.0, 1.0, 2.0, 0.0, 0.5, 0.0])
+    write(store, ours, TUNED, {0: 91.0}, alpha=[0.0, 0.0, 1.0, 2.0, 0.0, 0.5, 0.1])
+    made = details(EXPERIMENTS["cifar10"], store, [PAPER, TUNED])
+    assert made.rows == [
+        ["ResNet-8", "SM", "paper", "2", "81.00", "1.190", "0.0123", "0.05", "0.0001", "6,500", "1"],
+        ["ResNet-14", "Ours", "paper", "1", "90.00", "1.100", "0.0123", "0.05", "0.0001", "6,500", "30"],
+        ["ResNet-14", "Ours", "tuned", "1", "91.00", "1.090", "0.0123", "0.05", "0.0005", "6,500", "1"],
+    ]
+    assert len(made.columns) == len(made.rows[0])
+    assert made.notes[1].endswith("of 2 runs: a_2 in 2, a_4 in 1.")
+
+
+def test_dead_coefficients_are_those_of_relu(store, write):
+    write(store, cell_of("activations", "sigmoid", "ResNet-56"), PAPER, {0: 70.0}, alpha=[0.0] * 10)
+    write(store, cell_of("kernels", "Gaussian RBF kernel", "ResNet-56"), PAPER, {0: 70.0}, alpha=[0.0] * 10)
+    for name in ("activations", "kernels"):
+        assert len(details(EXPERIMENTS[name], store, [PAPER]).notes) == 1

@@ -61,6 +61,7 @@ TABLES = {
         relu:    74.10
         none:    unstable""",
 }
+BEYOND = ("landmarks", "saturation", "beyond")
 CELLS = {
     "cifar10": 30,
     "cifar100": 30,
@@ -108,14 +109,21 @@ def all_recipes():
 @pytest.mark.parametrize("name", TABLES)
 def test_every_cell_has_the_papers_number(name):
     experiment = EXPERIMENTS[name]
-    cells = {(cell.row, cell.column): paper_number(name, cell) for cell in experiment.cells}
-    assert len(cells) == len(experiment.cells) == CELLS[name]
+    assert len({(cell.row, cell.column) for cell in experiment.cells}) == len(experiment.cells)
+    cells = {}
+    for cell in experiment.cells:
+        number = paper_number(name, cell)
+        if number is None:
+            assert cell.column.endswith("ResNet-20")
+        else:
+            cells[(cell.published or (name, cell.row, cell.column))[1:]] = number
+    assert len(cells) == CELLS[name]
     shown = {place: number if isinstance(number, str) else f"{number:.2f}" for place, number in cells.items()}
     assert shown == typed(name)
 
 
 def test_there_is_no_number_without_a_cell():
-    assert list(EXPERIMENTS) == list(TABLES)
+    assert list(EXPERIMENTS) == [*TABLES, *BEYOND]
     assert set(paper_numbers()) == {"synthetic", *TABLES}
     assert paper_numbers()["synthetic"]["rows"] == {"softmax": [85.51], "kernel": [94.2], "bayes": [95.06]}
     for number, name in enumerate(["synthetic", *TABLES], 1):
@@ -136,8 +144,17 @@ def test_keys_tell_recipes_apart_and_are_names_of_folders():
         assert (same.subset, same.teacher, same.chosen_as) == (recipe.subset, recipe.teacher, recipe.chosen_as)
     lower = [(data, key.lower()) for data, key in by_key]
     assert len(set(lower)) == len(lower)  # some file systems do not tell a from A
-    # 2 CIFAR tables, transfer, distillation, 42 subsets and the seed model, then what the ablations add.
-    assert len(by_key) == 30 + 30 + 8 + 4 + 43 + 2 + 2 + 3
+    # 2 CIFAR tables, transfer, distillation, 84 subsets and the seed models, what the ablations add with two depths,
+    assert len([key for key in by_key if not re.search("expansion|landmarks|prototypes", key[1])]) == (
+        30 + 30 + 8 + 4 + 86 + 2 * (2 + 2 + 3)
+    )
+    # what `landmarks` and `saturation` add, with what is chosen, and `beyond`: two data sets at six depths.
+    expansions = {8: 6 + 1, 20: 1 + 1}
+    kernels = {8: 10 + 5, 20: 10}
+    prototypes = 7 + 2
+    deeper = 2 * 2 * 6 - 2 * 2  # depths 8 and 20 of CIFAR-100 are above
+    total = sum(expansions.values()) + sum(kernels.values()) + prototypes + deeper
+    assert len(by_key) == 30 + 30 + 8 + 4 + 86 + 2 * (2 + 2 + 3) + total
 
 
 @pytest.mark.parametrize(
@@ -158,10 +175,10 @@ def test_every_part_of_a_recipe_is_in_its_key(one, other):
 def test_ablations_share_runs_with_the_table_of_cifar100():
     softmax, ours = (cell_of("cifar100", "ResNet-56", column).recipe for column in ("SM", "Ours"))
     for table, row, column, whole in (
-        ("kernels", "Learned kernel", "Accuracy", ours),
-        ("rectification", "unrectified features", "SM", softmax),
-        ("rectification", "unrectified features", "Ours", ours),
-        ("activations", "relu", "Accuracy", ours),
+        ("kernels", "Learned kernel", "ResNet-56", ours),
+        ("rectification", "unrectified features", "SM ResNet-56", softmax),
+        ("rectification", "unrectified features", "Ours ResNet-56", ours),
+        ("activations", "relu", "ResNet-56", ours),
     ):
         assert cell_of(table, row, column).recipe == whole
     for cell in EXPERIMENTS["distillation"].cells:
@@ -169,8 +186,11 @@ def test_ablations_share_runs_with_the_table_of_cifar100():
         assert cell.recipe.teacher == cell_of(table, "ResNet-56", "SM").recipe
         assert cell.recipe.backbone == "lenet5"
     for cell in EXPERIMENTS["active"].cells:
+        row = cell.column.split()[-1]
+        softmax, ours = (cell_of("cifar100", row, column).recipe for column in ("SM", "Ours"))
         assert cell.recipe.chosen_as == (softmax if cell.column.startswith("SM") else ours)
         seed_model = cell.recipe.seed_model
+        assert seed_model.backbone == cell.recipe.backbone == softmax.backbone
         assert (seed_model.head, seed_model.subset, seed_model.chosen_as) == (
             "softmax",
             Subset("random", 10),
@@ -189,9 +209,9 @@ def test_baselines(name):
             continue
         table, other = baseline
         if name in ("kernels", "activations"):
-            assert (table, other) == ("cifar100", cell_of("cifar100", "ResNet-56", "SM"))
+            assert (table, other) == ("cifar100", cell_of("cifar100", cell.column, "SM"))
         else:
-            expected = {"active": "SM " + cell.column.split()[-1]}.get(name, "SM")
+            expected = re.sub(r"^\w+", "SM", cell.column)
             assert (table, other) == (name, cell_of(name, cell.row, expected))
         # The baseline differs in the head, for KER in the first convolution, and in nothing else.
         ours, theirs = cell.recipe, other.recipe
@@ -207,11 +227,11 @@ def test_heads_and_options_are_the_papers():
             heads = {c: cell_of(name, f"ResNet-{row}", c).recipe.head for c in ("SM", "LIN", "SOP", "KER", "Ours")}
             assert list(heads.values()) == ["softmax", "linear", "second_order", "softmax", "kernel"]
             assert cell_of(name, f"ResNet-{row}", "Ours").recipe.backbone == f"cifar_resnet{row}"
-    assert cell_of("kernels", "Polynomial kernel", "Accuracy").recipe.head_options["degree"] == 10
-    assert cell_of("kernels", "Gaussian RBF kernel", "Accuracy").recipe.head_options == {"kernel": "rbf"}
+    assert cell_of("kernels", "Polynomial kernel", "ResNet-56").recipe.head_options["degree"] == 10
+    assert cell_of("kernels", "Gaussian RBF kernel", "ResNet-56").recipe.head_options == {"kernel": "rbf"}
     for row in ("sigmoid", "softmax", "none"):
-        assert cell_of("activations", row, "Accuracy").recipe.head_options == {"coefficients": row}
-    ours = cell_of("activations", "relu", "Accuracy").recipe
+        assert cell_of("activations", row, "ResNet-56").recipe.head_options == {"coefficients": row}
+    ours = cell_of("activations", "relu", "ResNet-56").recipe
     assert len(create_head(ours.head, 64, 100, **ours.head_options).alpha) == 10
     assert create_head("kernel", 64, 100, coefficients="sigmoid").temperature == 0.1
     assert create_head("kernel", 64, 100, coefficients="softmax").temperature == 0.005
@@ -253,10 +273,14 @@ def test_protocols():
         ("cifar10", ["ResNet-20"], 5),
         ("cifar10", ["Ours", "SM"], 12),
         ("cifar10", ["ResNet-20", "ResNet-8", "Ours"], 2),
-        ("active", ["SM"], 21),
-        ("active", ["margin"], 14),
-        ("active", ["30 %", "Ours k-center"], 1),
-        ("activations", ["none", "relu"], 2),
+        ("active", ["SM"], 42),
+        ("active", ["margin"], 28),
+        ("active", ["margin", "ResNet-56"], 14),
+        ("active", ["margin", "random", "SM", "ResNet-56"], 14),
+        ("active", ["30 %", "Ours k-center ResNet-20"], 1),
+        ("activations", ["none", "relu"], 4),
+        ("activations", ["none", "relu", "ResNet-20"], 2),
+        ("beyond", ["CIFAR-100", "Best", "SM", "ResNet-8", "ResNet-20"], 4),
     ],
 )
 def test_rows_and_columns_by_name(table, only, count):

@@ -24,7 +24,7 @@ from kernelhead.paper import EXPERIMENTS, quick, runner
 from kernelhead.paper.quick import open_quick
 from kernelhead.paper.recipe import CIFAR_PROTOCOLS
 from kernelhead.paper.runner import Settings, adapted
-from kernelhead.paper.store import Job, Store
+from kernelhead.paper.store import NEEDED, Job, Store
 from kernelhead.results import load_result
 from kernelhead.train import run as run_module
 from kernelhead.train.config import TrainConfig
@@ -97,7 +97,7 @@ def reproduce(table, runs, *options):
 
 
 def results_below(folder):
-    return {str(path.relative_to(folder)): load_result(path) for path in sorted(folder.rglob("*.json"))}
+    return {str(path.relative_to(folder)): load_result(path, NEEDED) for path in sorted(folder.rglob("*.json"))}
 
 
 def numbers_below(folder):
@@ -113,16 +113,36 @@ def rates_of(table):
     return RATES.get(table, CIFAR_RATES)
 
 
-def expected_files(table):
-    """Written out again: the final run of each cell and of what it builds on, and the candidates of each choice."""
-    found = set()
+def folder_of(recipe):
+    protocol = "-paper" if recipe.teacher or recipe.seed_model else ""
+    return f"{recipe.data}/1-epochs/{recipe.key}{protocol}"
+
+
+def chooser_of(recipe):
+    while recipe.chosen_as is not None:
+        recipe = recipe.chosen_as
+    return recipe
+
+
+def chosen_rate(results, recipe, rates):
+    """The rate of the best held-out accuracy, the first of equals."""
+    folder = folder_of(chooser_of(recipe))
+    accuracies = [results[f"{folder}/choice-lr{rate}-wd0.0001.json"]["accuracy"] for rate in rates]
+    return rates[int(np.argmax(accuracies))]
+
+
+def expected_files(table, results):
+    """Written out again: the final run of each cell and of what it builds on, and the candidates of each choice.
+
+    {path: recipe}
+    """
+    found = {}
 
     def add(recipe):
-        folder = f"{recipe.data}/1-epochs/paper/{recipe.key}"
-        found.add(f"{folder}/seed0.json")
-        chooser = recipe.chosen_as or recipe
+        chooser = chooser_of(recipe)
         for rate in rates_of(table):
-            found.add(f"{chooser.data}/1-epochs/paper/{chooser.key}/choice-lr{rate}-wd0.0001.json")
+            found[f"{folder_of(chooser)}/choice-lr{rate}-wd0.0001.json"] = chooser
+        found[f"{folder_of(recipe)}/lr{chosen_rate(results, recipe, rates_of(table))}-wd0.0001-seed0.json"] = recipe
         for other in (recipe.teacher, recipe.seed_model):
             if other is not None:
                 add(other)
@@ -133,7 +153,7 @@ def expected_files(table):
 
 
 def check_result(result, choosing):
-    assert {"experiment", "protocol", "method", "seed", "config", "seconds", "accuracy", "nll", "ece"} <= set(result)
+    assert {"experiment", "method", "seed", "config", "seconds", "accuracy", "nll", "ece"} <= set(result)
     assert {"version", "libraries", "hardware"} <= set(result)
     assert {"torch", "numpy", "python"} <= set(result["libraries"])
     assert result["seconds"] > 0
@@ -175,42 +195,39 @@ def check_images(recorded, opened):
     assert len(held) <= 1
 
 
-def check_choice(results, path, result, table):
-    """The rate of a final run is that of the best held-out accuracy, the first of equals."""
-    if table != "active":
-        folder = path.rsplit("/", 1)[0]
-    else:
-        folder = f"cifar100/1-epochs/paper/resnet56-{result['config']['head']}"
-    rates = rates_of(table)
-    accuracies = [results[f"{folder}/choice-lr{rate}-wd0.0001.json"]["accuracy"] for rate in rates]
-    assert result["config"]["learning_rate"] == float(rates[int(np.argmax(accuracies))])
-    assert result["config"]["weight_decay"] == 1e-4
-    assert result["choice"] == [
-        {"learning_rate": float(rate), "weight_decay": 1e-4, "held_out_accuracy": accuracy}
-        for rate, accuracy in zip(rates, accuracies, strict=True)
-    ]
-
-
 def check_table(table, results, report, output):
     """Every cell has its number, and the difference to softmax that two result files give."""
-    accuracies = {path: result["accuracy"] for path, result in results.items() if path.endswith("seed0.json")}
     with (report / f"{table}-1-epochs.csv").open() as file:
         head, *rows = list(csv.reader(file))
     assert head == ["", "", "paper", "over SM", "paper's protocol", "over SM"]
-    place = {
-        (cell.row, cell.column): f"{cell.recipe.data}/1-epochs/paper/{cell.recipe.key}/seed0.json"
-        for cell in EXPERIMENTS[table].cells
-    }
-    assert [tuple(row[:2]) for row in rows] == list(place)
+    cells = {(cell.row, cell.column): cell.recipe for cell in EXPERIMENTS[table].cells}
+    assert [tuple(row[:2]) for row in rows] == list(cells)
+
+    def accuracy_of(recipe):
+        return next(
+            results[path]["accuracy"]
+            for path, other in expected_files(table, results).items()
+            if other == recipe and "seed0" in path
+        )
+
     for row, column, _, _, ours, over in rows:
-        accuracy = accuracies[place[row, column]]
+        recipe = cells[row, column]
+        accuracy = accuracy_of(recipe)
         assert ours == f"{accuracy:.2f}"
         assert ours in output
-        if column.split()[0] == "SM":
+        if recipe.head == "softmax" and not recipe.backbone_options.get("kervolution"):
             assert over == ""
             continue
-        softmax = place.get((row, "SM" if table != "active" else f"SM {column.split()[1]}"))
-        baseline = accuracies[softmax or "cifar100/1-epochs/paper/resnet56-softmax/seed0.json"]
+        softmax = replace(
+            recipe,
+            head="softmax",
+            head_options={},
+            chosen_as=None,
+            backbone_options={name: value for name, value in recipe.backbone_options.items() if name != "kervolution"},
+        )
+        (baseline,) = {
+            result["accuracy"] for path, result in results.items() if path.startswith(folder_of(softmax) + "/lr")
+        }
         assert over == f"{accuracy - baseline:+.2f}"
     markdown = (report / f"{table}-1-epochs.md").read_text()
     assert "that it ran is all that these numbers show" in markdown
@@ -230,21 +247,22 @@ def test_a_table_from_end_to_end(table, shallow, spy, tmp_path, monkeypatch):
     if table != "active":  # a tenth of 64 images is one batch
         monkeypatch.setattr(quick, "TRAIN", 3 * CLASSES)
         monkeypatch.setattr(quick, "TEST", 2 * CLASSES)
-    expected = expected_files(table)
-    if table in ("kernels", "activations"):  # they are compared with a cell of another table
-        reproduce("cifar100", tmp_path, "--only", "ResNet-56", "--only", "SM")
-        expected |= {path for path in expected_files("cifar100") if "/resnet56-softmax/" in path}
+    softmax = {}
+    if table in ("kernels", "activations"):  # they are compared with cells of another table
+        reproduce("cifar100", tmp_path, "--only", "ResNet-56", "--only", "ResNet-20", "--only", "SM")
+        softmax = results_below(tmp_path / "quick")
     output = reproduce(table, tmp_path)
     runs = tmp_path / "quick"
     results = results_below(runs)
-    assert set(results) == expected
-    assert len(spy) == len(expected)  # none twice
+    expected = expected_files(table, results)
+    assert set(results) == set(expected) | set(softmax)
+    assert len(spy) == len(results)  # none twice
     assert not list((runs / ".partial").iterdir())
     check_images(spy, opened)
     for path, result in results.items():
         check_result(result, "/choice-" in path)
         if path.endswith("seed0.json"):
-            check_choice(results, path, result, table)
+            assert path.endswith(f"/lr{result['config']['learning_rate']:g}-wd0.0001-seed0.json")
             saved = load_classifier((runs / path).with_suffix(".safetensors"))
             test = opened[result["experiment"]].test
             correct = predict(saved.model, test).argmax(1) == test.labels
@@ -299,7 +317,7 @@ def test_several_at_once_and_interruptions_change_no_number(shallow, small, tmp_
 
 
 def test_a_training_goes_on_in_its_middle(shallow, small, tmp_path, monkeypatch):
-    settings = replace(image_settings(only=("Ours", "rectified features")), epochs=3)
+    settings = replace(image_settings(only=("Ours ResNet-20", "rectified features")), epochs=3)
     runner.run(EXPERIMENTS["rectification"], tmp_path / "plain", settings, ignore)
 
     def stop(now):
@@ -330,7 +348,7 @@ def test_progress_counts_trainings(shallow, small, tmp_path):
     seen = []
     run("rectification", tmp_path, seen.append, only=("Ours",))
     starts = [(now.done, now.total) for now in seen if now.moment is None]
-    assert starts == [(done, 6) for done in range(6)]
+    assert starts == [(done, 8) for done in range(8)]  # two choices of two rates, two depths each
     assert all(now.moment.steps in (2, 4) for now in seen if now.moment is not None)
 
 
@@ -339,22 +357,21 @@ def test_seeds_are_added_to_what_is_there(shallow, small, tmp_path):
     both = run("rectification", tmp_path, only=("Ours",), seeds=2)
     assert both.items() >= first.items()
     new = sorted(set(both) - set(first))
-    assert [path.rsplit("/", 1)[1] for path in new] == ["seed1.json", "seed1.json"]
+    assert len(new) == 4
+    assert all(path.endswith("-seed1.json") for path in new)
     for path in new:
         one, other = both[path], both[path.replace("seed1", "seed0")]
         assert (one["seed"], one["config"]["seed"]) == (1, 1)
-        assert one["choice"] == other["choice"]
         assert one["config"]["learning_rate"] == other["config"]["learning_rate"]
         assert one["curve"] != other["curve"]
 
 
 def test_a_damaged_result_is_made_again_and_comes_out_the_same(shallow, small, tmp_path):
-    before = run("rectification", tmp_path, only=("Ours", "rectified features"))
-    (final,) = [name for name in before if name.endswith("seed0.json")]
+    before = run("rectification", tmp_path, only=("Ours ResNet-20", "rectified features"))
+    assert len(before) == 3
     for name in before:
         (tmp_path / name).write_text("{")
-        (tmp_path / final).write_text("{")  # while it is there, nobody needs the candidates
-        assert run("rectification", tmp_path, only=("Ours", "rectified features")) == before
+        assert run("rectification", tmp_path, only=("Ours ResNet-20", "rectified features")) == before
 
 
 def test_the_test_images_choose_nothing(shallow, small, tmp_path, monkeypatch):
@@ -387,7 +404,7 @@ def test_students_learn_from_the_teacher_of_their_seed(shallow, small, spy, tmp_
     students = [each for each in spy if each.run.backbone == "lenet5"]
     assert len(students) == 2 * (2 + 2)
     for each in students:
-        place = tmp_path / "cifar10" / "1-epochs" / "paper" / "resnet56-softmax" / f"seed{each.run.seed}.safetensors"
+        (place,) = (tmp_path / "cifar10" / "1-epochs" / "resnet56-softmax").glob(f"*-seed{each.run.seed}.safetensors")
         assert each.run.teacher == str(place)
         assert each.run.temperature == each.result["config"]["temperature"] == 20
         assert load_classifier(place).run.head == "softmax"
@@ -408,32 +425,33 @@ def diverge(monkeypatch, which):
 
 def test_a_cell_that_diverges_says_so(shallow, small, tmp_path, monkeypatch):
     diverge(monkeypatch, lambda job: job.recipe.head_options.get("coefficients") == "none")
-    reproduce("cifar100", tmp_path, "--only", "ResNet-56", "--only", "SM")
-    output = reproduce("activations", tmp_path)
+    reproduce("cifar100", tmp_path, "--only", "ResNet-20", "--only", "SM")
+    output = reproduce("activations", tmp_path, "--only", "ResNet-20")
     with (tmp_path / "quick" / "report" / "activations-1-epochs.csv").open() as file:
-        rows = {row[0]: row for row in csv.reader(file)}
+        rows = {row[0]: row for row in csv.reader(file) if row[1] == "ResNet-20"}
     assert rows["none"][4:] == ["diverged", ""]
     assert float(rows["relu"][4]) >= 0
     assert rows["relu"][5]
     assert "diverged" in output
     folder = next((tmp_path / "quick").rglob("*coefficients_none"))
     assert not list(folder.glob("*.safetensors"))
-    results = [load_result(path) for path in folder.glob("*.json")]
+    results = [load_result(path, NEEDED) for path in folder.glob("*.json")]
     assert len(results) == 3
     for result in results:
         assert result["accuracy"] is None
         assert 0 <= result["diverged_at"] < 4
         assert result["curve"]["loss"] == [None]
     monkeypatch.setattr(runner, "train", lambda *_, **__: pytest.fail("trained again"))
-    assert reproduce("activations", tmp_path) == output
+    assert reproduce("activations", tmp_path, "--only", "ResNet-20") == output
 
 
 def test_a_candidate_that_diverges_is_not_chosen(shallow, small, tmp_path, monkeypatch):
     diverge(monkeypatch, lambda job: job.choosing and job.learning_rate == 0.05)
-    results = run("rectification", tmp_path, only=("SM", "rectified features"))
+    results = run("rectification", tmp_path, only=("SM ResNet-20", "rectified features"))
     (final,) = [result for path, result in results.items() if path.endswith("seed0.json")]
     assert final["config"]["learning_rate"] == 0.1
-    assert final["choice"][0]["held_out_accuracy"] is None
+    (diverged,) = [result for path, result in results.items() if "choice-lr0.05" in path]
+    assert diverged["accuracy"] is None
 
 
 def test_students_of_a_teacher_that_diverged_are_not_run(shallow, small, tmp_path, monkeypatch):
@@ -461,7 +479,7 @@ def trained_on(recorded, column_words):
 
 
 def test_subsets_of_active_learning(shallow, spy, tmp_path):
-    only = ("30 %", "50 %", "90 %")
+    only = ("30 %", "50 %", "90 %", "ResNet-56")
     run("active", tmp_path, only=only)
     subsets = trained_on(spy, ("random", "margin", "kcenter"))
     first = subsets.pop(("softmax", "random", 10))
@@ -473,9 +491,8 @@ def test_subsets_of_active_learning(shallow, spy, tmp_path):
     assert len({tuple(subsets["softmax", strategy, 30]) for strategy in ("random", "margin", "kcenter")}) == 3
 
     # Once more from the network left behind, one image at a time in double precision.
-    saved = load_classifier(
-        tmp_path / "cifar100" / "1-epochs" / "paper" / "resnet56-softmax-random10/seed0.safetensors"
-    )
+    seed_model = tmp_path / "cifar100" / "1-epochs" / "resnet56-softmax-random10"
+    saved = load_classifier(next(seed_model.glob("lr*-seed0.safetensors")))
     assert saved.run.head == "softmax"
     images = open_quick("cifar100", torch.device("cpu")).train
     logits = predict(saved.model, images).double().numpy()
@@ -499,15 +516,15 @@ def test_subsets_of_active_learning(shallow, spy, tmp_path):
 
 
 def test_nobody_looks_at_labels_that_were_not_paid_for(shallow, tmp_path):
-    run("active", tmp_path, only=("30 %", "SM"))
+    run("active", tmp_path, only=("30 %", "SM", "ResNet-56"))
     store = Store(tmp_path, 1)
     protocol = adapted(CIFAR_PROTOCOLS["paper"], True)
     opened = open_quick("cifar100", torch.device("cpu"))
     for cell in EXPERIMENTS["active"].cells:
-        if cell.row == "30 %" and cell.column.startswith("SM"):
+        if cell.row == "30 %" and cell.recipe.head == "softmax" and cell.recipe.backbone == "cifar_resnet56":
             job = Job(cell.recipe, protocol, 1, 0, 0.1, 1e-4, False, tmp_path / "unused")
             kept = runner._subset(job, opened, store)
-            for path in tmp_path.rglob("seed0-*.safetensors"):
+            for path in tmp_path.rglob("*-seed0-*.safetensors"):
                 path.unlink()
             bought = set(kept[:6].tolist())
             labels = opened.train.labels.clone()
@@ -519,7 +536,7 @@ def test_nobody_looks_at_labels_that_were_not_paid_for(shallow, tmp_path):
 
 
 def test_each_seed_has_its_own_tenth_and_several_at_once_change_nothing(shallow, spy, tmp_path):
-    options = {"only": ("30 %", "50 %", "Ours random", "Ours margin"), "seeds": 2}
+    options = {"only": ("30 %", "50 %", "Ours", "random", "margin", "ResNet-20"), "seeds": 2}
     plain = run("active", tmp_path / "plain", **options)
     tenths = {each.run.seed: each.images.chosen.tolist() for each in spy if each.result["method"].endswith("random10")}
     assert set(tenths) == {0, 1}
@@ -555,7 +572,7 @@ def test_stopped_and_killed_it_ends_with_the_same_numbers(tmp_path):
     options = ["--only", "CIFAR-10", "--only", "SM"]
     reproduce("distillation", tmp_path / "plain", *options)
     command = [sys.executable, "-m", "kernelhead", "reproduce", "distillation", "--quick", "--device", "cpu", *options]
-    teacher = tmp_path / "runs" / "quick" / "cifar10" / "1-epochs" / "paper" / "resnet56-softmax"
+    chooser = tmp_path / "runs" / "quick" / "cifar10" / "1-epochs" / "resnet20-softmax"  # of the teacher
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # the number of threads changes the last bits
     for sent, code, awaited in (
         (signal.SIGTERM, 130, "choice-lr0.05-wd0.0001.json"),
@@ -563,7 +580,7 @@ def test_stopped_and_killed_it_ends_with_the_same_numbers(tmp_path):
         (None, 0, None),
     ):
         process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment)
-        while sent is not None and not (teacher / awaited).exists():
+        while sent is not None and not (chooser / awaited).exists():
             assert process.poll() is None
             time.sleep(0.02)
         if sent is not None:
@@ -573,7 +590,7 @@ def test_stopped_and_killed_it_ends_with_the_same_numbers(tmp_path):
         assert "Traceback" not in messages
         if sent == signal.SIGTERM:
             assert "the same command goes on from there" in messages
-            assert not (teacher / "seed0.json").exists()
+            assert not list(chooser.parent.rglob("*-seed0.json"))
     stopped, plain = numbers_below(tmp_path / "runs" / "quick"), numbers_below(tmp_path / "plain" / "quick")
     assert len(plain) == 6
     for path in plain:

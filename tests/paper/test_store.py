@@ -24,7 +24,7 @@ def store(tmp_path):
 
 
 def write(path, accuracy=50.0, seed=0, seconds=1.0, backbone="cifar_resnet8", data="cifar10"):
-    result = {"experiment": data, "protocol": "p", "method": "m", "seed": seed, "seconds": seconds}
+    result = {"experiment": data, "method": "m", "seed": seed, "seconds": seconds}
     result |= {"images": {"train": 1, "test": 1, "left_out": 0}, "curve": {"loss": [], "accuracy": []}}
     save_result(path, {**result, "config": {"backbone": backbone}, "accuracy": accuracy})
 
@@ -34,9 +34,12 @@ def choose(store, recipe, protocol, *accuracies):
         write(store.choice_path(recipe, protocol, *candidate), accuracy)
 
 
-def finish(store, recipe, protocol, *seeds, accuracy=50.0):
+def finish(store, recipe, protocol, *seeds, accuracy=50.0, network=True):
     for seed in seeds:
-        write(store.result_path(recipe, protocol, seed), accuracy, seed)
+        path = store.result_path(recipe, protocol, seed)
+        write(path, accuracy, seed)
+        if network and accuracy is not None:
+            path.with_suffix(".safetensors").touch()
 
 
 def told(jobs):
@@ -48,10 +51,16 @@ def candidates(recipe, protocol=PAPER):
 
 
 def test_places_of_files(store, tmp_path):
-    folder = tmp_path / "cifar10" / "20-epochs" / "tuned" / "resnet8-softmax"
-    assert store.choice_path(PLAIN, TUNED, 0.1, 5e-4) == folder / "choice-lr0.1-wd0.0005.json"
-    assert store.result_path(PLAIN, TUNED, 3) == folder / "seed3.json"
-    assert store.model_path(PLAIN, TUNED, 3) == folder / "seed3.safetensors"
+    folder = tmp_path / "cifar10" / "20-epochs"
+    assert store.choice_path(PLAIN, TUNED, 0.1, 5e-4) == folder / "resnet8-softmax" / "choice-lr0.1-wd0.0005.json"
+    assert store.result_path(PLAIN, TUNED, 3) is None
+    with pytest.raises(FileNotFoundError, match=r"resnet8-softmax has no network of seed 3 yet"):
+        store.model_path(PLAIN, TUNED, 3)
+    choose(store, PLAIN, TUNED, 40.0, 41.0, 43.0, 42.0)
+    assert store.result_path(PLAIN, TUNED, 3) == folder / "resnet8-softmax" / "lr0.1-wd0.0005-seed3.json"
+    assert store.model_path(PLAIN, TUNED, 3) == folder / "resnet8-softmax" / "lr0.1-wd0.0005-seed3.safetensors"
+    student = folder / "lenet5-softmax-taught-by-resnet8-softmax-tuned"
+    assert store.choice_path(STUDENT, TUNED, 0.3, 1e-4) == student / "choice-lr0.3-wd0.0001.json"
 
 
 def test_every_candidate_of_every_table_has_its_own_file(store):
@@ -81,7 +90,7 @@ def test_only_the_candidates_that_lack_are_run(store):
 
 def test_a_single_candidate_needs_no_choice(store):
     assert told(store.missing(PLAIN, SINGLE, [0])) == [(PLAIN, False, 0, 0.1, 1e-4)]
-    assert store.count([PLAIN], SINGLE, [0]) == (0, 1)
+    assert store.count([PLAIN], [SINGLE], [0]) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -101,13 +110,59 @@ def test_who_wins(store, accuracies, best):
     assert store.choice(PLAIN, PAPER) == (best, 1e-4)
 
 
-def test_protocols_and_epochs_do_not_share_choices(store, tmp_path):
+def test_protocols_share_what_is_the_same_training(store, tmp_path):
     choose(store, PLAIN, PAPER, 1.0, 99.0)
     finish(store, PLAIN, PAPER, 0)
-    assert told(store.missing(PLAIN, TUNED, [0])) == candidates(PLAIN, TUNED)
+    assert told(store.missing(PLAIN, TUNED, [0])) == candidates(PLAIN, TUNED)[2:]
     assert store.choice(PLAIN, TUNED) is None
     assert store.results(PLAIN, TUNED) == {}
+    choose(store, PLAIN, TUNED, 1.0, 99.0, 2.0, 3.0)
+    assert store.missing(PLAIN, TUNED, [0]) == []
+    assert store.results(PLAIN, TUNED).keys() == {0}
+    assert store.count([PLAIN], [PAPER, TUNED], [0]) == (5, 5)
+    choose(store, PLAIN, TUNED, 1.0, 99.0, 2.0, 100.0)
+    other = Store(tmp_path, 20)
+    assert told(other.missing(PLAIN, TUNED, [0])) == [(PLAIN, False, 0, 0.3, 5e-4)]
+    assert other.results(PLAIN, PAPER).keys() == {0}
+    assert other.count([PLAIN], [PAPER, TUNED], [0]) == (5, 6)
+
+
+def test_students_of_another_protocol_are_other_trainings(store):
+    """Their teachers may be."""
+    choose(store, PLAIN, TUNED, 1.0, 99.0, 2.0, 3.0)
+    finish(store, PLAIN, PAPER, 0)
+    choose(store, STUDENT, PAPER, 1.0, 2.0)
+    finish(store, STUDENT, PAPER, 0)
+    assert store.missing(STUDENT, PAPER, [0]) == []
+    assert told(store.missing(STUDENT, TUNED, [0])) == candidates(STUDENT, TUNED)
+
+
+def test_epochs_share_nothing(store, tmp_path):
+    choose(store, PLAIN, PAPER, 1.0, 99.0)
     assert told(Store(tmp_path, 21).missing(PLAIN, PAPER, [0])) == candidates(PLAIN)
+
+
+def test_a_choice_is_handed_on(store):
+    deeper = Recipe("cifar10", "cifar_resnet20", "softmax", chosen_as=PLAIN)
+    part = Recipe("cifar10", "cifar_resnet20", "softmax", subset=Subset("random", 10), chosen_as=deeper)
+    assert part.chooser == PLAIN
+    assert told(store.missing(part, PAPER, [0])) == candidates(PLAIN)
+    choose(store, PLAIN, PAPER, 1.0, 99.0)
+    assert told(store.missing(part, PAPER, [0])) == [(part, False, 0, 0.3, 1e-4)]
+
+
+def test_what_is_built_on_a_network_needs_its_file(store):
+    """Result files are kept longer than networks."""
+    choose(store, PLAIN, PAPER, 2.0, 1.0)
+    finish(store, PLAIN, PAPER, 0, network=False)
+    assert store.missing(PLAIN, PAPER, [0]) == []
+    assert told(store.missing(STUDENT, PAPER, [0])) == [(PLAIN, False, 0, 0.1, 1e-4)]
+    finish(store, PLAIN, PAPER, 0)
+    choose(store, STUDENT, PAPER, 1.0, 2.0)
+    finish(store, STUDENT, PAPER, 0)
+    store.model_path(PLAIN, PAPER, 0).unlink()
+    assert store.missing(STUDENT, PAPER, [0]) == []
+    assert told(store.missing(STUDENT, PAPER, [0, 1])) == [(PLAIN, False, 1, 0.1, 1e-4)]
 
 
 def test_seeds_can_be_added_later(store):
@@ -119,7 +174,8 @@ def test_seeds_can_be_added_later(store):
     assert set(Store(store.root, 20).results(PLAIN, PAPER)) == {0, 2, 10}
 
 
-def test_a_finished_run_is_never_repeated_even_if_it_diverged_or_its_choice_is_gone(store):
+def test_a_finished_run_is_never_repeated_even_if_it_diverged(store):
+    choose(store, PLAIN, PAPER, 1.0, 2.0)
     finish(store, PLAIN, PAPER, 0, accuracy=None)
     assert store.missing(PLAIN, PAPER, [0]) == []
 
@@ -127,26 +183,23 @@ def test_a_finished_run_is_never_repeated_even_if_it_diverged_or_its_choice_is_g
 def test_the_teacher_comes_before_its_students(store):
     assert told(store.missing(STUDENT, PAPER, [0, 1])) == candidates(PLAIN)
     choose(store, PLAIN, PAPER, 2.0, 1.0)
+    assert told(store.missing(STUDENT, PAPER, [0, 1])) == [(PLAIN, False, 0, 0.1, 1e-4)]
     finish(store, PLAIN, PAPER, 0)
-    assert told(store.missing(STUDENT, PAPER, [0, 1])) == [(PLAIN, False, 1, 0.1, 1e-4)]
-    assert told(store.missing(STUDENT, PAPER, [0])) == candidates(STUDENT)
-    finish(store, PLAIN, PAPER, 1)
     assert told(store.missing(STUDENT, PAPER, [0, 1])) == candidates(STUDENT)
     choose(store, STUDENT, PAPER, 1.0, 2.0)
+    assert told(store.missing(STUDENT, PAPER, [0, 1])) == [(PLAIN, False, 1, 0.1, 1e-4)]
+    finish(store, PLAIN, PAPER, 1)
     assert told(store.missing(STUDENT, PAPER, [0, 1])) == [(STUDENT, False, seed, 0.3, 1e-4) for seed in (0, 1)]
     finish(store, STUDENT, PAPER, 0)
     assert told(store.missing(STUDENT, PAPER, [0, 1])) == [(STUDENT, False, 1, 0.3, 1e-4)]
 
 
 def test_the_choice_of_a_student_waits_for_the_teacher_of_seed_0(store):
-    """Of a folder that somebody has taken files out of: seed 0 is done, its teacher and the choice are gone."""
-    finish(store, STUDENT, PAPER, 0)
-    finish(store, PLAIN, PAPER, 1)
-    assert told(store.missing(STUDENT, PAPER, [0, 1])) == candidates(PLAIN)
     choose(store, PLAIN, PAPER, 1.0, 2.0)
-    assert told(store.missing(STUDENT, PAPER, [0, 1])) == [(PLAIN, False, 0, 0.3, 1e-4)]
+    finish(store, PLAIN, PAPER, 1)
+    assert told(store.missing(STUDENT, PAPER, [1])) == [(PLAIN, False, 0, 0.3, 1e-4)]
     finish(store, PLAIN, PAPER, 0)
-    assert told(store.missing(STUDENT, PAPER, [0, 1])) == candidates(STUDENT)
+    assert told(store.missing(STUDENT, PAPER, [1])) == candidates(STUDENT)
 
 
 def test_the_seed_model_comes_before_subsets_and_rates_are_those_of_the_whole(store):
@@ -171,6 +224,7 @@ def test_nothing_is_built_on_a_network_that_diverged(store, recipe, base):
 
 
 def test_no_choice_is_made_with_a_teacher_that_diverged(store):
+    choose(store, PLAIN, PAPER, 1.0, 2.0)
     finish(store, PLAIN, PAPER, 0, accuracy=None)
     finish(store, PLAIN, PAPER, 1)
     assert store.missing(STUDENT, PAPER, [0]) == []
@@ -185,7 +239,7 @@ def test_a_damaged_file_is_named_and_run_again(store, content):
     damaged.write_text(content)
     assert told(store.missing(PLAIN, PAPER, [0, 1])) == [(PLAIN, False, 1, 0.3, 1e-4)]
     assert set(store.results(PLAIN, PAPER)) == {0}
-    assert store.count([PLAIN], PAPER, [0, 1]) == (3, 4)
+    assert store.count([PLAIN], [PAPER], [0, 1]) == (3, 4)
     (sentence,) = store.broken
     assert str(damaged) in sentence
     assert "delete it and run again" in sentence
@@ -202,35 +256,38 @@ def test_a_damaged_candidate_is_run_again_before_anything_is_chosen(store):
 
 
 def test_counts_have_choices_and_what_is_built_on_each_once(store):
-    assert store.count([PLAIN], PAPER, range(3)) == (0, 5)
-    assert store.count([PLAIN, PLAIN], TUNED, range(3)) == (0, 7)
-    assert store.count([STUDENT], PAPER, range(3)) == (0, 10)
-    assert store.count([STUDENT, PLAIN], PAPER, range(3)) == (0, 10)
-    assert store.count([PART], PAPER, [0]) == (0, 2 + 1 + 1)
-    assert store.count([PART, PLAIN], PAPER, [0]) == (0, 2 + 1 + 1 + 1)
+    assert store.count([PLAIN], [PAPER], range(3)) == (0, 5)
+    assert store.count([PLAIN, PLAIN], [TUNED], range(3)) == (0, 7)
+    assert store.count([STUDENT], [PAPER], range(3)) == (0, 10)
+    assert store.count([STUDENT, PLAIN], [PAPER], range(3)) == (0, 10)
+    assert store.count([PART], [PAPER], [0]) == (0, 2 + 1 + 1)
+    assert store.count([PART, PLAIN], [PAPER], [0]) == (0, 2 + 1 + 1 + 1)
     choose(store, PLAIN, PAPER, 1.0, None)
     finish(store, PLAIN, PAPER, 0, 7)
-    assert store.count([STUDENT], PAPER, range(3)) == (3, 10)
+    assert store.count([STUDENT], [PAPER], range(3)) == (3, 10)
 
 
 @pytest.mark.parametrize(
     ("table", "paper", "tuned"),
     [
-        ("cifar10", 150, 270),
-        ("cifar100", 150, 270),
+        ("cifar10", 30 + 5 * 4, 30 + 5 * 8),
+        ("cifar100", 30 + 5 * 4, 30 + 5 * 8),
         ("transfer", 40, 72),
         ("distillation", 4 * 5 + 2 * 5, 4 * 9 + 2 * 9),
-        ("active", 42 + 1 + 2 * 4, 42 + 1 + 2 * 8),
-        ("kernels", 15, 27),
-        ("rectification", 20, 36),
-        ("activations", 20, 36),
+        ("active", 84 + 2 + 2 * 4, 84 + 2 + 2 * 8),
+        ("kernels", 6 + 3 * 4, 6 + 3 * 8),
+        ("rectification", 8 + 4 * 4, 8 + 4 * 8),
+        ("activations", 8 + 4 * 4, 8 + 4 * 8),
+        ("landmarks", 28 + 14 * 4, 28 + 14 * 8),
+        ("saturation", 21 + 6 * 4, 21 + 6 * 8),
+        ("beyond", 60 + 10 * 4, 60 + 10 * 8),
     ],
 )
 def test_counts_of_whole_tables(store, table, paper, tuned):
     experiment = EXPERIMENTS[table]
     recipes = [cell.recipe for cell in experiment.cells]
-    assert store.count(recipes, experiment.protocols["paper"], [0]) == (0, paper)
-    assert store.count(recipes, experiment.protocols["tuned"], [0]) == (0, tuned)
+    assert store.count(recipes, [experiment.protocols["paper"]], [0]) == (0, paper)
+    assert store.count(recipes, [experiment.protocols["tuned"]], [0]) == (0, tuned)
 
 
 def test_every_table_can_be_finished_by_doing_what_is_missing(store):
@@ -238,7 +295,7 @@ def test_every_table_can_be_finished_by_doing_what_is_missing(store):
     for experiment in EXPERIMENTS.values():
         protocol = experiment.protocols["paper"]
         recipes = [cell.recipe for cell in experiment.cells]
-        done, total = store.count(recipes, protocol, range(2))
+        done, total = store.count(recipes, [protocol], range(2))
         written = 0
         while jobs := {job.path: job for recipe in recipes for job in store.missing(recipe, protocol, range(2))}:
             for path, job in jobs.items():
@@ -246,36 +303,37 @@ def test_every_table_can_be_finished_by_doing_what_is_missing(store):
                 for other in (job.recipe.teacher, job.recipe.seed_model):
                     assert other is None or store.result_path(other, protocol, job.seed).exists()
                 write(path, seed=job.seed, data=job.recipe.data, backbone=job.recipe.backbone)
+                path.with_suffix(".safetensors").touch()
                 written += 1
         assert done + written == total
-        assert store.count(recipes, protocol, range(2)) == (total, total)
+        assert store.count(recipes, [protocol], range(2)) == (total, total)
 
 
 def test_time_left_is_told_from_finished_runs_of_the_same_network(store):
-    assert store.seconds_left([PLAIN], PAPER, [0]) is None
+    assert store.seconds_left([PLAIN], SINGLE, [0]) is None
     for seconds, seed in ((10.0, 0), (20.0, 1), (90.0, 2)):
-        write(store.result_path(PLAIN, PAPER, seed), seed=seed, seconds=seconds)
+        write(store.result_path(PLAIN, SINGLE, seed), seed=seed, seconds=seconds)
     fresh = Store(store.root, 20)
-    assert fresh.seconds_left([PLAIN], PAPER, range(3)) == pytest.approx(2 * 20.0)
+    assert fresh.seconds_left([PLAIN], PAPER, range(3)) == pytest.approx((2 + 3) * 20.0)
     assert fresh.seconds_left([PLAIN], TUNED, range(3)) == pytest.approx((4 + 3) * 20.0)
     other = Recipe("cifar100", "cifar_resnet8", "softmax")
     assert fresh.seconds_left([PLAIN, other], PAPER, range(3)) is None
     assert Store(store.root, 21).seconds_left([PLAIN], PAPER, [0]) is None
-    choose(store, PLAIN, PAPER, 1.0, 2.0)
+    choose(store, PLAIN, PAPER, 2.0, 1.0)
     assert Store(store.root, 20).seconds_left([PLAIN], PAPER, range(3)) == 0
 
 
 def test_time_left_has_that_of_teachers(store):
-    write(store.result_path(STUDENT, PAPER, 0), seconds=1.0, backbone="lenet5")
+    write(store.result_path(STUDENT, SINGLE, 0), seconds=1.0, backbone="lenet5")
     assert Store(store.root, 20).seconds_left([STUDENT], PAPER, [0, 1]) is None
-    write(store.result_path(PLAIN, PAPER, 0), seconds=100.0)
+    write(store.result_path(PLAIN, SINGLE, 0), seconds=100.0)
     left = Store(store.root, 20).seconds_left([STUDENT], PAPER, [0, 1])
-    assert left == pytest.approx(3 * 1.0 + 3 * 100.0)
+    assert left == pytest.approx(4 * 1.0 + 4 * 100.0)
     assert math.isfinite(left)
 
 
 def test_a_result_without_what_tables_need_is_named_and_run_again(store):
-    path = store.result_path(PLAIN, PAPER, 0)
+    path = store.result_path(PLAIN, SINGLE, 0)
     write(path)
     path.write_text(path.read_text().replace('"curve"', '"cure"'))
     assert store.read(path) is None

@@ -1,6 +1,7 @@
 """The report over result files that are written by hand: tables, charts, the page."""
 
 import csv
+import math
 import re
 from html.parser import HTMLParser
 
@@ -12,39 +13,38 @@ from kernelhead.paper import EXPERIMENTS
 from kernelhead.paper.store import Store
 from kernelhead.report.chart import BarChart
 from kernelhead.report.experiment import section
-from kernelhead.results import save_result
 
 EPOCHS = 12
 KERNEL = [0.0, 0.1, 1.0, 5.0, 2.0, 0.5, 0.0, 0.0, 0.0, 0.0]
 VOID = {"meta", "link", "br", "hr", "img", "input", "circle", "path", "rect", "line", "polyline"}
 
 
-def write(store, recipe, protocol, seed, accuracy, epochs=EPOCHS):
-    result = {
-        "experiment": recipe.data,
-        "protocol": protocol.name,
-        "method": recipe.key,
-        "seed": seed,
-        "config": {"backbone": recipe.backbone, "head": recipe.head},
-        "images": {"train": 9, "test": 9, "left_out": 0},
-        "curve": {"loss": [4.0 / (epoch + 1) + seed for epoch in range(epochs)], "accuracy": [50.0] * epochs},
-        "seconds": 1.0,
-        "accuracy": accuracy,
-    }
-    if recipe.head == "kernel" and accuracy is not None:
-        result["alpha"] = KERNEL
-    save_result(store.result_path(recipe, protocol, seed), result)
+@pytest.fixture(scope="module")
+def write(write_runs):
+    def write(store, recipe, protocol, seed, accuracy, epochs=EPOCHS):
+        loss = [4.0 / (epoch + 1) + seed for epoch in range(epochs)]
+        more = {"curve": {"loss": loss, "accuracy": [50.0] * epochs}}
+        if recipe.head == "kernel" and accuracy is not None:
+            more["alpha"] = KERNEL
+        write_runs(store, recipe, protocol, {seed: accuracy}, **more)
+
+    return write
 
 
-def fill(root, epochs=EPOCHS, seeds=2, protocols=("paper", "tuned")):
+@pytest.fixture(scope="module")
+def fill(write):
     """Write runs for every cell of every table."""
-    store = Store(root, epochs)
-    for experiment in EXPERIMENTS.values():
-        for number, cell in enumerate(experiment.cells):
-            for protocol in protocols:
-                for seed in range(seeds):
-                    accuracy = 50 + number + 0.5 * seed * (1 + number % 3) + (protocol == "tuned")
-                    write(store, cell.recipe, experiment.protocols[protocol], seed, accuracy, epochs)
+
+    def fill(root, epochs=EPOCHS, seeds=2, protocols=("paper", "tuned")):
+        store = Store(root, epochs)
+        for experiment in EXPERIMENTS.values():
+            for number, cell in enumerate(experiment.cells):
+                for protocol in protocols:
+                    for seed in range(seeds):
+                        accuracy = 30 + number / 2 + 0.5 * seed * (1 + number % 3) + (protocol == "tuned")
+                        write(store, cell.recipe, experiment.protocols[protocol], seed, accuracy, epochs)
+
+    return fill
 
 
 class Page(HTMLParser):
@@ -93,7 +93,7 @@ def read_csv(path):
 
 
 @pytest.fixture(scope="module")
-def reported(tmp_path_factory):
+def reported(tmp_path_factory, fill):
     runs = tmp_path_factory.mktemp("runs")
     fill(runs)
     return runs, report(runs)
@@ -102,8 +102,14 @@ def reported(tmp_path_factory):
 def test_every_table_is_written_with_the_same_cells(reported):
     runs, done = reported
     page = Page((runs / "report" / "report.html").read_text())
-    assert len(page.tables) == len(EXPERIMENTS)
-    for experiment, shown in zip(EXPERIMENTS.values(), page.tables, strict=True):
+    assert len(page.tables) == 2 * len(EXPERIMENTS)  # each with its details
+    for experiment, shown, more in zip(EXPERIMENTS.values(), page.tables[::2], page.tables[1::2], strict=True):
+        assert more == read_csv(runs / "report" / f"{experiment.name}-{EPOCHS}-epochs-details.csv")
+        assert len(more) == 1 + 2 * len(experiment.cells)
+        for protocol in ("paper", "tuned"):
+            head, *rows = read_csv(runs / "report" / f"{experiment.name}-{EPOCHS}-epochs-{protocol}.csv")
+            assert [row[0] for row in rows] == list(dict.fromkeys(cell.row for cell in experiment.cells))
+            assert head[1:] == list(dict.fromkeys(cell.column for cell in experiment.cells))
         cells = read_csv(runs / "report" / f"{experiment.name}-{EPOCHS}-epochs.csv")
         assert cells[0] == ["", "", "paper", "over SM", "paper's protocol", "over SM", "tuned", "over SM"]
         assert [row[:2] for row in cells[1:]] == [[cell.row, cell.column] for cell in experiment.cells]
@@ -139,25 +145,33 @@ def test_charts_of_a_table(reported, name):
     kernels = [chart for chart in lines if "earned kernels" in chart.title]
     (bars,) = [chart for chart in made.charts if isinstance(chart, BarChart)]
     if name == "active":
-        (over_labels,) = [chart for chart in lines if "over labels" in chart.title]
+        charts = [chart for chart in lines if "over labels" in chart.title]
+        assert ["ResNet-56" in chart.title for chart in charts] == [True, False]
         assert not curves
-        assert [series.label for series in over_labels.series][:2] == ["SM random", "SM random (paper)"]
-        assert len(over_labels.series) == 12
-        for series in over_labels.series:
-            assert list(series.x) == [30, 40, 50, 60, 70, 80, 90]
-        ours = next(series for series in over_labels.series if series.label == "Ours margin")
-        cells = [cell for cell in experiment.cells if cell.column == "Ours margin"]
+        labels = [series.label for series in charts[0].series]
+        assert labels[:2] == ["SM random", "SM random (paper)"]
+        assert [len(chart.series) for chart in charts] == [12, 6]  # the paper has no ResNet-20
+        for chart in charts:
+            for series in chart.series:
+                assert list(series.x) == [30, 40, 50, 60, 70, 80, 90]
+        ours = next(series for series in charts[0].series if series.label == "Ours margin")
+        cells = [cell for cell in experiment.cells if cell.column == "Ours margin ResNet-56"]
         store = Store(runs, EPOCHS)
         means = []
         for cell in cells:
             results = store.results(cell.recipe, experiment.protocols["paper"])
             means.append(sum(result["accuracy"] for result in results.values()) / 2)
         assert list(ours.y) == pytest.approx(means)
+    elif name == "saturation":
+        (over_size,) = [chart for chart in lines if "size of the head" in chart.title]
+        kinds = ["softmax", "second-order", "landmarks", "expansion", "sum of prototypes", "logsumexp of prototypes"]
+        assert [series.label for series in over_size.series] == kinds
+        assert [len(series.x) for series in over_size.series] == [1, 1, 6, 6, 4, 3]
+        assert {x for series in over_size.series for x in series.x} == {math.log10(6500)}
     else:
-        one_column = name in ("kernels", "activations")
         rows = list(dict.fromkeys(cell.row for cell in experiment.cells))
-        assert len(curves) == (1 if one_column else len(rows))
-        labels = rows if one_column else list(dict.fromkeys(cell.column for cell in experiment.cells))
+        assert len(curves) == len(rows)
+        labels = list(dict.fromkeys(cell.column for cell in experiment.cells))
         for chart in curves:
             assert [series.label for series in chart.series] == labels
             assert all(list(series.y) == [4.0 / (epoch + 1) for epoch in range(EPOCHS)] for series in chart.series)
@@ -167,28 +181,32 @@ def test_charts_of_a_table(reported, name):
     assert len(set(labels)) == len(labels) == min(8, len(learned))
     assert list(bars.values) == labels
     if name == "active":
-        assert labels[0] == "30 %, Ours random"
+        assert labels[0] == "30 %, Ours random ResNet-56"
 
 
-def test_a_part_that_was_run_is_shown_with_the_rest_not_run(tmp_path):
+def test_a_part_that_was_run_is_shown_with_the_rest_not_run(tmp_path, write):
     store, experiment = Store(tmp_path, 3), EXPERIMENTS["cifar10"]
-    write(store, experiment.cells[0].recipe, experiment.protocols["tuned"], 0, 80.0, epochs=3)
-    write(store, experiment.cells[4].recipe, experiment.protocols["tuned"], 0, None, epochs=3)
+    write(store, experiment.cells[1].recipe, experiment.protocols["tuned"], 0, 80.0, epochs=3)
+    write(store, experiment.cells[3].recipe, experiment.protocols["tuned"], 0, None, epochs=3)
     report(tmp_path)
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == [
+        "cifar10-3-epochs-details.csv",
+        "cifar10-3-epochs-details.md",
+        "cifar10-3-epochs-tuned.csv",
+        "cifar10-3-epochs-tuned.md",
         "cifar10-3-epochs.csv",
         "cifar10-3-epochs.md",
         "report.html",
     ]
     head, *rows = read_csv(tmp_path / "report" / "cifar10-3-epochs.csv")
     assert head[4:] == ["tuned", "over SM"]
-    assert [row[4] for row in rows] == ["80.00", "not run", "not run", "not run", "diverged", *25 * ["not run"]]
+    assert [row[4] for row in rows] == ["not run", "80.00", "not run", "diverged", *26 * ["not run"]]
     page = (tmp_path / "report" / "report.html").read_text()
-    assert len(Page(page).tables) == 1
+    assert [len(table) for table in Page(page).tables] == [1 + 30, 1 + 1]
     assert page.count('<td class="muted">') == 29
 
 
-def test_other_epochs_are_other_tables(tmp_path):
+def test_other_epochs_are_other_tables(tmp_path, write):
     experiment = EXPERIMENTS["kernels"]
     for epochs, accuracy in ((9, 70.0), (30, 71.0)):
         write(Store(tmp_path, epochs), experiment.cells[2].recipe, experiment.protocols["paper"], 0, accuracy, epochs)
@@ -200,7 +218,7 @@ def test_other_epochs_are_other_tables(tmp_path):
         assert f"last epoch of {epochs};" in "".join(page.text)
 
 
-def test_many_runs_and_a_damaged_one_among_them(tmp_path):
+def test_many_runs_and_a_damaged_one_among_them(tmp_path, fill):
     fill(tmp_path, epochs=450, seeds=4)
     experiment = EXPERIMENTS["cifar100"]
     damaged = Store(tmp_path, 450).result_path(experiment.cells[7].recipe, experiment.protocols["tuned"], 2)
@@ -211,4 +229,25 @@ def test_many_runs_and_a_damaged_one_among_them(tmp_path):
     cells = read_csv(tmp_path / "report" / "cifar100-450-epochs.csv")[8]
     assert cells[4].endswith("(4)")
     assert cells[6].endswith("(3)")
-    assert len(Page((tmp_path / "report" / "report.html").read_text()).tables) == len(EXPERIMENTS)
+    assert len(Page((tmp_path / "report" / "report.html").read_text()).tables) == 2 * len(EXPERIMENTS)
+
+
+def test_documents_are_filled(tmp_path, write):
+    store, experiment = Store(tmp_path, 3), EXPERIMENTS["cifar10"]
+    write(store, experiment.cells[1].recipe, experiment.protocols["paper"], 0, 80.0, epochs=3)
+    document = tmp_path / "d.md"
+    place = "<!-- cifar10-3-epochs-paper -->\n{}<!-- /cifar10-3-epochs-paper -->"
+    document.write_text(f"before\n{place.format('| old |')}\nbetween <!-- no table -->\n{place.format('')} after")
+    report(tmp_path, "--fill", str(document))
+    _, table = (tmp_path / "report" / "cifar10-3-epochs-paper.md").read_text().split("\n\n", 1)
+    assert "| ResNet-8 | not run (83.73) | 80.00 (82.45) |" in table
+    filled = document.read_text()
+    assert filled == f"before\n{place.format(table)}\nbetween <!-- no table -->\n{place.format(table)} after"
+    report(tmp_path, "--fill", str(document))
+    assert document.read_text() == filled
+
+    document.write_text("<!-- cifar11 -->\n<!-- /cifar11 -->")
+    done = CliRunner().invoke(app, ["report", "--runs", str(tmp_path), "--fill", str(document)])
+    sentence = f"{document} was not filled: there is no table 'cifar11'; the results give cifar10-3-epochs, cifar10-3-e"
+    assert sentence in str(done.exception)
+    assert document.read_text() == "<!-- cifar11 -->\n<!-- /cifar11 -->"

@@ -4,21 +4,24 @@ import torch
 from torch import Tensor, nn
 
 from kernelhead.heads._places import as_places, check_sizes
+from kernelhead.ops.precision import unit_norm
 
 
 class ExpansionHead(nn.Module):
     """1x1 convolution to `width` channels, BatchNorm, ReLU, mean over places, linear layer.
 
+    With `normalized` the features of each place are scaled to unit length first, as a kernel head does it.
     Map (N, D, H, W) or tokens (N, L, D) -> logits (N, C).
     """
 
     pools = True
 
-    def __init__(self, in_features: int, num_classes: int, *, width: int = 512) -> None:
+    def __init__(self, in_features: int, num_classes: int, *, width: int = 512, normalized: bool = False) -> None:
         check_sizes("ExpansionHead", in_features=in_features, num_classes=num_classes, width=width)
         super().__init__()
         self.in_features = in_features
         self.num_classes = num_classes
+        self.normalized = normalized
         self.expand = nn.Conv2d(in_features, width, kernel_size=1, bias=False)
         self.norm = nn.BatchNorm2d(width)
         self.classifier = nn.Linear(width, num_classes)
@@ -26,9 +29,13 @@ class ExpansionHead(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         as_places(features, self.in_features, "ExpansionHead")
         maps = features if features.dim() == 4 else features.mT.unsqueeze(-1)
+        if self.normalized:
+            vectors = maps.movedim(1, -1)
+            maps = (vectors / unit_norm(vectors)).movedim(-1, 1).to(features.dtype)
         pooled = torch.relu(self.norm(self.expand(maps))).mean((2, 3))
         logits: Tensor = self.classifier(pooled)
         return logits
 
     def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, num_classes={self.num_classes}"
+        normalized = ", normalized=True" if self.normalized else ""
+        return f"in_features={self.in_features}, num_classes={self.num_classes}{normalized}"

@@ -35,6 +35,25 @@ def _fixed_coefficients(kernel: str, degree: int, gamma: float) -> Tensor | None
     return None
 
 
+class _AsItIs(nn.Module):
+    """Stands where BatchNorm1d stands and changes nothing: mean 0 and variance 1, known beforehand."""
+
+    running_mean: Tensor
+    running_var: Tensor
+    eps = 0.0
+
+    def __init__(self, landmarks: int) -> None:
+        super().__init__()
+        self.register_buffer("running_mean", torch.zeros(landmarks), persistent=False)
+        self.register_buffer("running_var", torch.ones(landmarks), persistent=False)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values
+
+    def reset_running_stats(self) -> None:
+        pass
+
+
 class KernelClassifier(nn.Module):
     """Classification in a reproducing kernel Hilbert space that is learned with the rest of the network.
 
@@ -54,6 +73,7 @@ class KernelClassifier(nn.Module):
         landmarks: Q points shared by all classes instead. Their kernel values are standardised over the batch (as by
             BatchNorm without affine part) and mixed into logits by a signed matrix and a bias. Standardising takes out
             a_0, the temperature and the common scale of the coefficients: only their proportions are learned.
+        standardize: False mixes the landmarks' kernel values as they are.
         pool: "rkhs" takes a feature map or tokens and averages k over the places, which is a linear classifier on
             the kernel mean embedding; None takes feature vectors.
         gamma: the width of `kernel="rbf"`.
@@ -81,11 +101,14 @@ class KernelClassifier(nn.Module):
         aggregate: str = "logsumexp",
         landmarks: int | None = None,
         pool: str | None = None,
+        standardize: bool = True,
         gamma: float = 1.0,
     ) -> None:
         sizes = {"in_features": in_features, "num_classes": num_classes, "degree": degree, "prototypes": prototypes}
         check_sizes("KernelClassifier", **sizes, **({} if landmarks is None else {"landmarks": landmarks}))
-        self._check_choices(kernel, coefficients, temperature, prototypes, aggregate, landmarks, pool, gamma)
+        self._check_choices(
+            kernel, coefficients, temperature, prototypes, aggregate, landmarks, pool, standardize, gamma
+        )
         super().__init__()
         self.in_features = in_features
         self.num_classes = num_classes
@@ -96,6 +119,7 @@ class KernelClassifier(nn.Module):
         self.aggregate = aggregate
         self.landmarks = landmarks
         self.pool = pool
+        self.standardize = standardize
         self.gamma = gamma
 
         fixed = _fixed_coefficients(kernel, degree, gamma)
@@ -104,7 +128,7 @@ class KernelClassifier(nn.Module):
         self.raw_alpha = nn.Parameter(torch.empty(degree + 3 if fixed is None else 1))
         self.weight = nn.Parameter(torch.empty(landmarks or num_classes * prototypes, in_features))
         if landmarks is not None:
-            self.norm = nn.BatchNorm1d(landmarks, affine=False)
+            self.norm = nn.BatchNorm1d(landmarks, affine=False) if standardize else _AsItIs(landmarks)
             self.mixing = nn.Parameter(torch.empty(num_classes, landmarks))
             self.bias = nn.Parameter(torch.zeros(num_classes))
         else:
@@ -121,6 +145,7 @@ class KernelClassifier(nn.Module):
         aggregate: str,
         landmarks: int | None,
         pool: str | None,
+        standardize: bool,
         gamma: float,
     ) -> None:
         if kernel not in KERNELS:
@@ -134,7 +159,9 @@ class KernelClassifier(nn.Module):
             raise ValueError(f"temperature must be positive and finite, got {temperature}")
         if not (gamma > 0 and math.isfinite(gamma)):
             raise ValueError(f"gamma must be positive and finite, got {gamma}")
-        if landmarks is not None and temperature is not None:
+        if landmarks is None and not standardize:
+            raise ValueError("standardize is about the kernel values of landmarks, and there are none")
+        if landmarks is not None and standardize and temperature is not None:
             raise ValueError("temperature does nothing with landmarks: their kernel values are standardised")
         if landmarks is not None and prototypes != 1:
             raise ValueError("landmarks are shared by all classes: use either landmarks or prototypes, not both")
@@ -239,7 +266,7 @@ class KernelClassifier(nn.Module):
         if self.prototypes > 1:
             parts.append(f"prototypes={self.prototypes}, aggregate={self.aggregate!r}")
         if self.landmarks is not None:
-            parts.append(f"landmarks={self.landmarks}")
+            parts.append(f"landmarks={self.landmarks}" + ("" if self.standardize else ", standardize=False"))
         if self.pool is not None:
             parts.append(f"pool={self.pool!r}")
         return ", ".join(parts)

@@ -1,6 +1,7 @@
-"""One module a table of the paper: the runs it needs, and how they become the table."""
+"""One module a table of the paper, and one of tables beyond it: the runs they need, and how these become the table."""
 
 from kernelhead.paper.ablations import ACTIVATIONS, KERNELS, RECTIFICATION
+from kernelhead.paper.beyond import BEYOND, LANDMARKS, SATURATION
 from kernelhead.paper.cifar import CIFAR10, CIFAR100
 from kernelhead.paper.distillation import DISTILLATION
 from kernelhead.paper.labelling import ACTIVE
@@ -19,5 +20,8 @@ EXPERIMENTS: dict[str, Experiment] = {
         KERNELS,
         RECTIFICATION,
         ACTIVATIONS,
+        LANDMARKS,
+        SATURATION,
+        BEYOND,
     )
 }

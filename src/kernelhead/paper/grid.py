@@ -1,7 +1,13 @@
-"""How the runs of an experiment become its table: the paper's number and ours for each cell, and both over softmax."""
+"""How the runs of an experiment become tables.
+
+`table`: the paper's number and ours for each cell, and both over softmax. `overview`: the same in the paper's own
+arrangement. `details`: what else there is to know of a cell's runs.
+"""
 
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from kernelhead.paper.recipe import Cell, Experiment, Protocol, paper_number
 from kernelhead.paper.store import Store
@@ -23,6 +29,78 @@ def table(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) -
             row += _ours(experiment, cell, store, protocol)
         rows.append(row)
     return Table(experiment.name, experiment.title, columns, rows, _notes(experiment, store, protocols))
+
+
+def overview(experiment: Experiment, store: Store, protocol: Protocol) -> Table:
+    """A row of the paper's a row: ours, and in brackets the paper's where it has one."""
+    columns = list(dict.fromkeys(cell.column for cell in experiment.cells))
+    cells = {(cell.row, cell.column): cell for cell in experiment.cells}
+    rows = []
+    for row in dict.fromkeys(cell.row for cell in experiment.cells):
+        shown = [row]
+        for column in columns:
+            cell = cells.get((row, column))
+            shown.append("" if cell is None else _ours_and_papers(experiment, cell, store, protocol))
+        rows.append(shown)
+    return Table(experiment.name, experiment.title, ["", *columns], rows, _notes(experiment, store, [protocol]))
+
+
+def _ours_and_papers(experiment: Experiment, cell: Cell, store: Store, protocol: Protocol) -> str:
+    ours, (paper, _) = _ours(experiment, cell, store, protocol)[0], _paper(experiment, cell)
+    return f"{ours} ({paper})" if paper else ours
+
+
+def details(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) -> Table:
+    """One row a cell and protocol that has runs: means over its seeds, what was chosen, what it costs."""
+    columns = ["", "", "protocol", "n", "accuracy", "NLL", "ECE", "rate", "decay", "head's parameters", "seconds a run"]
+    rows = []
+    for cell in experiment.cells:
+        for protocol in protocols:
+            results = [result for result in store.results(cell.recipe, protocol).values() if _finished(result)]
+            choice = store.choice(cell.recipe, protocol)
+            if not results or choice is None:
+                continue
+            row = [cell.row, cell.column, protocol.name, str(len(results))]
+            row += [f"{_mean(results, name):.{digits}f}" for name, digits in (("accuracy", 2), ("nll", 3), ("ece", 4))]
+            row += [f"{number:g}" for number in choice]
+            seconds = np.mean([result["seconds"] for result in results])
+            rows.append([*row, f"{results[0]['parameters']['head']:,}", f"{seconds:.0f}"])
+    notes = [
+        f"Last epoch of {store.epochs}, means over n seeds. Learning rate and weight decay are those with the best "
+        "accuracy on held-out training images. Seconds a run: several were trained at once, of one kind or mixed; the "
+        "time of all is divided by their number.",
+        *_dead(experiment, store, protocols),
+    ]
+    return Table(f"{experiment.name}-details", f"{experiment.title}: details", columns, rows, notes)
+
+
+def _finished(result: dict[str, Any]) -> bool:
+    return result["accuracy"] is not None
+
+
+def _mean(results: Sequence[dict[str, Any]], name: str) -> float:
+    return float(np.mean([result[name] for result in results]))
+
+
+def _dead(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) -> list[str]:
+    """Which coefficients of relu ended at zero, where they stay."""
+    dead: dict[int, int] = {}
+    runs = 0
+    for cell in experiment.cells:
+        usual = (
+            cell.recipe.head_options.get("coefficients", "relu") == "relu" and "kernel" not in cell.recipe.head_options
+        )
+        if cell.recipe.head != "kernel" or not usual:
+            continue
+        for protocol in protocols:
+            for result in store.results(cell.recipe, protocol).values():
+                runs += _finished(result)
+                for order, a in enumerate(result.get("alpha", [])[2:]):
+                    dead[order] = dead.get(order, 0) + (a == 0)
+    if not runs:
+        return []
+    counts = ", ".join(f"a_{order} in {count}" for order, count in sorted(dead.items()) if count)
+    return [f"Coefficients of relu that ended at zero, where they stay, of {runs} runs: {counts or 'none'}."]
 
 
 def started(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) -> bool:
@@ -69,9 +147,10 @@ def _notes(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) 
         "and (how many). p: sign-flip test of the differences, paired by seed.",
         *experiment.notes,
     ]
-    if experiment.reference is not None:
-        name, cell = experiment.reference
-        notes.append(f"Over SM: {cell.row} with softmax, a run of the table {name}.")
+    if experiment.references:
+        ((name, cell), *others) = experiment.references.values()
+        rows = " or ".join([cell.row, *(other.row for _, other in others)])
+        notes.append(f"Over SM: {rows} with softmax, runs of the table {name}.")
     for protocol in protocols:
         rates = ", ".join(f"{rate:g}" for rate in protocol.learning_rates)
         decays = ", ".join(f"{decay:g}" for decay in protocol.weight_decays)

@@ -39,6 +39,11 @@ class Recipe:
     chosen_as: "Recipe | None" = None
 
     @property
+    def chooser(self) -> "Recipe":
+        """The one whose candidates decide on learning rate and weight decay."""
+        return self if self.chosen_as is None else self.chosen_as.chooser
+
+    @property
     def key(self) -> str:
         """A name that tells it from all others on the same data, fit for a folder."""
         words = [self.backbone.removeprefix("cifar_"), *_words(self.backbone_options)]
@@ -83,37 +88,42 @@ class Cell:
     row: str
     column: str
     recipe: Recipe
+    published: tuple[str, str, str] | None = None  # table, row and column of the paper's number, if not its own
 
 
 @dataclass(frozen=True)
 class Experiment:
     """A table of the paper.
 
-    Cells of the column SM, or SM and a word, are the softmax baseline of the cells beside them; a table without such a
-    column is compared with `reference`, a cell of another table.
+    Cells of the column SM, or SM and a word, are the softmax baseline of the cells beside them; other columns are
+    compared with `references`, cells of another table.
     """
 
     name: str
     title: str
     cells: tuple[Cell, ...]
     protocols: dict[str, Protocol]
-    reference: "tuple[str, Cell] | None" = None
+    references: "dict[str, tuple[str, Cell]]" = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     def baseline(self, cell: Cell) -> tuple[str, Cell] | None:
-        """The softmax cell that a cell is compared with, and the name of its table; None for such a cell itself."""
+        """The softmax cell that a cell is compared with, and the name of its table; None for such a one itself."""
         _, *word = cell.column.split()
         column = " ".join(["SM", *word])
         if cell.column == column:
             return None
         beside = [other for other in self.cells if (other.row, other.column) == (cell.row, column)]
-        return (self.name, beside[0]) if beside else self.reference
+        found = (self.name, beside[0]) if beside else self.references.get(cell.column)
+        return None if found is None or found[1].recipe == cell.recipe else found
 
 
 def paper_number(table: str, cell: Cell) -> float | str | None:
-    """What the paper reports: a percentage, or a word."""
-    numbers = paper_numbers()[table]
-    number: float | str | None = numbers["rows"][cell.row][numbers["columns"].index(cell.column)]
+    """What the paper reports: a percentage, or a word; None for what it has not."""
+    table, row, column = cell.published or (table, cell.row, cell.column)
+    numbers = paper_numbers().get(table)
+    if numbers is None or row not in numbers["rows"] or column not in numbers["columns"]:
+        return None
+    number: float | str | None = numbers["rows"][row][numbers["columns"].index(column)]
     return number
 
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -58,18 +59,21 @@ class Progress:
 
 
 def chosen_recipes(experiment: Experiment, only: Sequence[str]) -> list[Recipe]:
-    """The recipes of the cells whose row or column is named, each once; all where nothing is named."""
-    names = {name for cell in experiment.cells for name in (cell.row, cell.column, *cell.column.split())}
-    unknown = [word for word in only if word not in names]
+    """The recipes of the cells that are named, each once; all where nothing is named.
+
+    A name is that of a row, of a column, or of one word of a column. Names of the same place (two rows, the first words
+    of columns) add to each other, those of different places restrict each other.
+    """
+    names = [[cell.row, cell.column, *cell.column.split()] for cell in experiment.cells]
+    known = {name for places in names for name in places}
+    unknown = [word for word in only if word not in known]
     if unknown:
-        raise ValueError(f"{experiment.name} has no row or column {unknown[0]!r}; it has {', '.join(sorted(names))}")
-    rows = [word for word in only if any(cell.row == word for cell in experiment.cells)]
-    columns = [word for word in only if word not in rows]
+        raise ValueError(f"{experiment.name} has no row or column {unknown[0]!r}; it has {', '.join(sorted(known))}")
+    wanted = [set(only).intersection(place) for place in zip_longest(*names)]
     recipes = {
         (cell.recipe.data, cell.recipe.key): cell.recipe
-        for cell in experiment.cells
-        if (not rows or cell.row in rows)
-        and (not columns or any(word == cell.column or word in cell.column.split() for word in columns))
+        for cell, own in zip(experiment.cells, names, strict=True)
+        if all(name in words for name, words in zip(own, wanted, strict=False) if words)
     }
     return list(recipes.values())
 
@@ -90,9 +94,8 @@ def run(experiment: Experiment, root: Path, settings: Settings, progress: Callab
         }
         if not missing:
             return
-        jobs = _alike(list(missing.values()))[: settings.at_once]
-        counts = [store.count(recipes, protocol, seeds) for protocol in protocols]
-        done, total = (sum(numbers) for numbers in zip(*counts, strict=True))
+        jobs = _first(_alike(list(missing.values())), settings.at_once)
+        done, total = store.count(recipes, protocols, seeds)
         _train(jobs, store, source, settings, partial(_with_counts, progress, done, total))
 
 
@@ -108,6 +111,12 @@ def _alike(jobs: list[Job]) -> list[Job]:
         return job.recipe.data, job.choosing, percent, job.protocol.batch_size, job.protocol.warmup_epochs
 
     return [job for job in jobs if kind(job) == kind(jobs[0])]
+
+
+def _first(jobs: list[Job], at_once: int) -> list[Job]:
+    """Those to be trained now: as many at a time as needed, of equal number: of 9, at most 8 at once, 5 and then 4."""
+    times = -(-len(jobs) // at_once)
+    return jobs[: -(-len(jobs) // times)]
 
 
 class _Source:
@@ -155,7 +164,7 @@ def _train(
     )
     seconds = (time.perf_counter() - began) / len(jobs)
     for job, result, training, testing in zip(jobs, trained, images, test, strict=True):
-        _record(job, result, opened, training, testing, store, seconds, len(jobs))
+        _record(job, result, opened, training, testing, seconds, len(jobs))
     for leftover in checkpoint.parent.glob(f"{checkpoint.stem}*"):
         leftover.unlink()
 
@@ -234,14 +243,12 @@ def _record(
     opened: Opened,
     training: Images,
     testing: Images,
-    store: Store,
     seconds: float,
     at_once: int,
 ) -> None:
     per_epoch = len(trained.losses) // job.epochs
     result: dict[str, Any] = {
         "experiment": job.recipe.data,
-        "protocol": job.protocol.name,
         "method": job.recipe.key,
         "seed": job.seed,
         "config": {
@@ -268,7 +275,6 @@ def _record(
         if alpha is not None:
             result["alpha"] = alpha.detach().float().tolist()
         if not job.choosing:
-            result["choice"] = _choice(job, store)
             config = asdict(_config(job, trained.run, opened))
             saved = SavedClassifier(trained.model, trained.run, opened.classes, opened.input, config)
             save_classifier(job.path.with_suffix(".safetensors"), saved)
@@ -293,17 +299,6 @@ def _config(job: Job, run: Run, opened: Opened) -> TrainConfig:
         seed=run.seed,
         size=opened.input.size,
     ).completed()
-
-
-def _choice(job: Job, store: Store) -> list[dict[str, Any]]:
-    """What was chosen from: candidates and their held-out accuracy."""
-    chooser = job.recipe.chosen_as or job.recipe
-    found = []
-    for rate, decay in job.protocol.candidates():
-        result = store.read(store.choice_path(chooser, job.protocol, rate, decay))
-        if result is not None:
-            found.append({"learning_rate": rate, "weight_decay": decay, "held_out_accuracy": result["accuracy"]})
-    return found
 
 
 def _per_epoch(values: Tensor, per_epoch: int) -> list[float | None]:

@@ -1,11 +1,12 @@
 """Where runs of the paper's image experiments are kept, and what is still to be run. Plain files, one JSON a run.
 
-    RUNS/<data>/<epochs>-epochs/<protocol>/<recipe>/choice-lr0.1-wd0.0001.json     held-out accuracy of a candidate
-    RUNS/<data>/<epochs>-epochs/<protocol>/<recipe>/seed0.json                     a training on all images
-    RUNS/<data>/<epochs>-epochs/<protocol>/<recipe>/seed0.safetensors              its classifier
+    RUNS/<data>/<epochs>-epochs/<recipe>/choice-lr0.1-wd0.0001.json          held-out accuracy of a candidate
+    RUNS/<data>/<epochs>-epochs/<recipe>/lr0.1-wd0.0001-seed0.json           a training on all images
+    RUNS/<data>/<epochs>-epochs/<recipe>/lr0.1-wd0.0001-seed0.safetensors    its classifier
 
-Tables share runs: a run belongs to its recipe, not to a table. What is missing is a function of the files alone, so a
-stopped command goes on wherever it was.
+Tables and protocols share runs: a protocol only says what is chosen from. A recipe that builds on other networks, which
+each protocol chooses by itself, has a folder for each, <recipe>-<protocol>. What is missing is a function of the files
+alone, so a stopped command goes on wherever it was.
 """
 
 from collections.abc import Sequence
@@ -16,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from kernelhead.paper.recipe import Protocol, Recipe
-from kernelhead.results import REQUIRED, BrokenResultError, load_result
+from kernelhead.results import BrokenResultError, load_result
 
-NEEDED = (*REQUIRED, "images", "curve", "hardware")
+NEEDED = ("experiment", "method", "seed", "config", "accuracy", "seconds", "images", "curve", "hardware")
 
 
 @dataclass(frozen=True)
@@ -45,16 +46,22 @@ class Store:
         self._seconds: dict[tuple[str, str], list[float]] | None = None
 
     def folder(self, recipe: Recipe, protocol: Protocol) -> Path:
-        return self.root / recipe.data / f"{self.epochs}-epochs" / protocol.name / recipe.key
+        name = f"{recipe.key}-{protocol.name}" if _builds_on(recipe) else recipe.key
+        return self.root / recipe.data / f"{self.epochs}-epochs" / name
 
     def choice_path(self, recipe: Recipe, protocol: Protocol, rate: float, decay: float) -> Path:
-        return self.folder(recipe, protocol) / f"choice-lr{rate:g}-wd{decay:g}.json"
+        return self.folder(recipe, protocol) / f"choice-{_setting(rate, decay)}.json"
 
-    def result_path(self, recipe: Recipe, protocol: Protocol, seed: int) -> Path:
-        return self.folder(recipe, protocol) / f"seed{seed}.json"
+    def result_path(self, recipe: Recipe, protocol: Protocol, seed: int) -> Path | None:
+        """None while learning rate and weight decay are not chosen."""
+        choice = self.choice(recipe, protocol)
+        return choice and self.folder(recipe, protocol) / f"{_setting(*choice)}-seed{seed}.json"
 
     def model_path(self, recipe: Recipe, protocol: Protocol, seed: int) -> Path:
-        return self.folder(recipe, protocol) / f"seed{seed}.safetensors"
+        path = self.result_path(recipe, protocol, seed)
+        if path is None:
+            raise FileNotFoundError(f"{recipe.key} has no network of seed {seed} yet")
+        return path.with_suffix(".safetensors")
 
     def read(self, path: Path) -> dict[str, Any] | None:
         """A finished run's result; None where there is none, or none that can be read."""
@@ -69,8 +76,11 @@ class Store:
 
     def results(self, recipe: Recipe, protocol: Protocol) -> dict[int, dict[str, Any]]:
         """Finished final runs by seed."""
+        choice = self.choice(recipe, protocol)
+        if choice is None:
+            return {}
         found = {}
-        for path in sorted(self.folder(recipe, protocol).glob("seed*.json")):
+        for path in sorted(self.folder(recipe, protocol).glob(f"{_setting(*choice)}-seed*.json")):
             result = self.read(path)
             if result is not None:
                 found[int(result["seed"])] = result
@@ -84,7 +94,7 @@ class Store:
         candidates = protocol.candidates()
         if len(candidates) == 1:
             return candidates[0]
-        results = [self.read(self.choice_path(recipe, protocol, *candidate)) for candidate in candidates]
+        results = [self.read(self.choice_path(recipe.chooser, protocol, *candidate)) for candidate in candidates]
         if any(result is None for result in results):
             return None
         accuracies = [
@@ -92,35 +102,38 @@ class Store:
         ]
         return candidates[accuracies.index(max(accuracies))]
 
-    def missing(self, recipe: Recipe, protocol: Protocol, seeds: Sequence[int]) -> list[Job]:
+    def missing(self, recipe: Recipe, protocol: Protocol, seeds: Sequence[int], *, networks: bool = False) -> list[Job]:
         """The trainings that can be done now towards the final runs of a recipe: those that it builds on first.
 
+        With `networks`, a run without its classifier, as where only the result files were kept, is missing too.
         Nothing can be built on a network that diverged, so there are none for its seed.
         """
-        wanted = [seed for seed in seeds if self.read(self.result_path(recipe, protocol, seed)) is None]
-        if not wanted:
-            return []
+        choice = self.choice(recipe, protocol)
+        if choice is None:
+            return self._candidates(recipe.chooser, protocol)
+        paths = {seed: self.folder(recipe, protocol) / f"{_setting(*choice)}-seed{seed}.json" for seed in seeds}
+        wanted = [seed for seed, path in paths.items() if not self._done(path, networks)]
         for other in _builds_on(recipe):
-            jobs = self.missing(other, protocol, wanted)
+            jobs = self.missing(other, protocol, wanted, networks=True)
             if jobs:
                 return jobs
             wanted = [seed for seed in wanted if self._converged(other, protocol, seed)]
-        chooser = recipe.chosen_as or recipe
-        choice = self.choice(chooser, protocol)
-        if choice is None:
-            return self._candidates(chooser, protocol) if wanted else []
-        return [
-            Job(recipe, protocol, self.epochs, seed, *choice, False, self.result_path(recipe, protocol, seed))
-            for seed in wanted
-        ]
+        return [Job(recipe, protocol, self.epochs, seed, *choice, False, paths[seed]) for seed in wanted]
+
+    def _done(self, path: Path, networks: bool) -> bool:
+        result = self.read(path)
+        if result is None:
+            return False
+        return not networks or result["accuracy"] is None or path.with_suffix(".safetensors").exists()
 
     def _converged(self, recipe: Recipe, protocol: Protocol, seed: int) -> bool:
-        result = self.read(self.result_path(recipe, protocol, seed))
+        path = self.result_path(recipe, protocol, seed)
+        result = None if path is None else self.read(path)
         return result is not None and result["accuracy"] is not None
 
     def _candidates(self, recipe: Recipe, protocol: Protocol) -> list[Job]:
         if recipe.teacher is not None:
-            jobs = self.missing(recipe.teacher, protocol, [0])
+            jobs = self.missing(recipe.teacher, protocol, [0], networks=True)
             if jobs or not self._converged(recipe.teacher, protocol, 0):
                 return jobs
         paths = {candidate: self.choice_path(recipe, protocol, *candidate) for candidate in protocol.candidates()}
@@ -130,20 +143,27 @@ class Store:
             if self.read(path) is None
         ]
 
-    def count(self, recipes: Sequence[Recipe], protocol: Protocol, seeds: Sequence[int]) -> tuple[int, int]:
+    def count(self, recipes: Sequence[Recipe], protocols: Sequence[Protocol], seeds: Sequence[int]) -> tuple[int, int]:
         """Trainings done and trainings in all for recipes, with choices and what they build on, each counted once."""
-        needed = self._needed(recipes, protocol, seeds)
+        needed: dict[Path, Recipe] = {}
+        for protocol in protocols:
+            needed |= self._needed(recipes, protocol, seeds)
         return sum(self.read(path) is not None for path in needed), len(needed)
 
     def _needed(self, recipes: Sequence[Recipe], protocol: Protocol, seeds: Sequence[int]) -> dict[Path, Recipe]:
-        """The files of all trainings behind the final runs of recipes, and whose each is."""
+        """The files of all trainings behind the final runs of recipes, and whose each is.
+
+        A final run that is not chosen yet stands under a name of its own that no file has.
+        """
         needed: dict[Path, Recipe] = {}
         for recipe in recipes:
             needed |= self._needed(_builds_on(recipe), protocol, seeds)
-            chooser = recipe.chosen_as or recipe
+            chooser = recipe.chooser
             if len(protocol.candidates()) > 1:
                 needed |= {self.choice_path(chooser, protocol, *each): chooser for each in protocol.candidates()}
-            needed |= {self.result_path(recipe, protocol, seed): recipe for seed in seeds}
+            for seed in seeds:
+                unknown = self.folder(recipe, protocol) / f"{protocol.name}-seed{seed}"
+                needed[self.result_path(recipe, protocol, seed) or unknown] = recipe
         return needed
 
     def seconds_left(self, recipes: Sequence[Recipe], protocol: Protocol, seeds: Sequence[int]) -> float | None:
@@ -162,7 +182,7 @@ class Store:
         """Seconds of finished trainings, by data and backbone."""
         if self._seconds is None:
             self._seconds = {}
-            for path in self.root.glob(f"*/{self.epochs}-epochs/*/*/*.json"):
+            for path in self.root.glob(f"*/{self.epochs}-epochs/*/*.json"):
                 result = self.read(path)
                 if result is not None:
                     key = result["experiment"], result["config"]["backbone"]
@@ -173,3 +193,7 @@ class Store:
 def _builds_on(recipe: Recipe) -> list[Recipe]:
     """Those whose networks of the same seed it needs."""
     return [other for other in (recipe.teacher, recipe.seed_model) if other is not None]
+
+
+def _setting(rate: float, decay: float) -> str:
+    return f"lr{rate:g}-wd{decay:g}"

@@ -1,8 +1,13 @@
-"""The table of an experiment on images, with its charts: training curves, learned kernels, accuracy over labels."""
+"""The table of an experiment on images, with its charts.
 
+Training curves and learned kernels; accuracy over labels, or over the size of a head, where a table is about that.
+"""
+
+import math
 from collections.abc import Sequence
 from typing import Any
 
+from kernelhead.paper.beyond import SATURATION
 from kernelhead.paper.grid import accuracies, table
 from kernelhead.paper.recipe import Cell, Experiment, Protocol, paper_number
 from kernelhead.paper.store import Store
@@ -22,7 +27,9 @@ def section(experiment: Experiment, store: Store, protocols: Sequence[Protocol])
         if not first:
             continue
         if any(cell.recipe.subset for cell, _ in first):
-            charts.append(_over_labels(experiment, store, protocol))
+            charts += _over_labels(experiment, store, protocol)
+        elif experiment is SATURATION:
+            charts.append(_over_size(first, store, protocol))
         else:
             charts += _curves(first, protocol)
         charts += _kernels(first, protocol)
@@ -63,18 +70,38 @@ def _kernels(first: Runs, protocol: Protocol) -> list[Chart | BarChart]:
     ]
 
 
-def _over_labels(experiment: Experiment, store: Store, protocol: Protocol) -> Chart:
-    """Accuracy over the share of images that are labelled, ours and the paper's."""
-    series = []
-    for column in dict.fromkeys(cell.column for cell in experiment.cells):
-        cells = [cell for cell in experiment.cells if cell.column == column and cell.recipe.subset is not None]
-        percents = [float(cell.recipe.subset.percent) for cell in cells if cell.recipe.subset is not None]
-        ours = [_mean(list(accuracies(cell, store, protocol).values())) for cell in cells]
-        numbers = [paper_number(experiment.name, cell) for cell in cells]
-        paper = [number if isinstance(number, float) else None for number in numbers]
-        series += [Series(column, percents, ours), Series(f"{column} (paper)", percents, paper, dashed=True)]
-    title = f"Accuracy over labels, {protocol.name} protocol"
-    return Chart(title, "labelled images, %", "test accuracy, %", series)
+def _over_labels(experiment: Experiment, store: Store, protocol: Protocol) -> list[Chart | BarChart]:
+    """Accuracy over the share of images that are labelled, ours and the paper's: a chart a network."""
+    charts: list[Chart | BarChart] = []
+    for network in dict.fromkeys(cell.column.split()[-1] for cell in experiment.cells):
+        own = [cell for cell in experiment.cells if cell.column.split()[-1] == network]
+        series = []
+        for column in dict.fromkeys(cell.column for cell in own):
+            label = column.removesuffix(f" {network}")
+            cells = [cell for cell in own if cell.column == column and cell.recipe.subset is not None]
+            percents = [float(cell.recipe.subset.percent) for cell in cells if cell.recipe.subset is not None]
+            ours = [_mean(list(accuracies(cell, store, protocol).values())) for cell in cells]
+            numbers = [paper_number(experiment.name, cell) for cell in cells]
+            paper = [number if isinstance(number, float) else None for number in numbers]
+            series.append(Series(label, percents, ours))
+            if any(paper):
+                series.append(Series(f"{label} (paper)", percents, paper, dashed=True))
+        title = f"Accuracy over labels, {network}, {protocol.name} protocol"
+        charts.append(Chart(title, "labelled images, %", "test accuracy, %", series))
+    return charts
+
+
+def _over_size(first: Runs, store: Store, protocol: Protocol) -> Chart:
+    """Accuracy over the number of a head's parameters, a line a kind of head, in the order of the table."""
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for cell, run in first:
+        mean = _mean(list(accuracies(cell, store, protocol).values()))
+        if mean is not None:
+            kind = cell.row.rstrip("0123456789 ")
+            lines.setdefault(kind, []).append((math.log10(run["parameters"]["head"]), mean))
+    series = [Series(kind, [x for x, _ in points], [y for _, y in points]) for kind, points in lines.items()]
+    title = f"Accuracy over the size of the head, {protocol.name} protocol"
+    return Chart(title, "log₁₀ of the head's parameters", "test accuracy, %", series)
 
 
 def _mean(values: list[float]) -> float | None:

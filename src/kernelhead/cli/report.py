@@ -1,0 +1,145 @@
+"""`kernelhead report`."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from kernelhead.cli._console import app, console, messages, print_plain, say
+
+if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none of it
+    from kernelhead.paper.table import Table
+    from kernelhead.report.page import Section
+
+SYNTHETIC_NAME = "synthetic"
+QUICK = "quick"  # the folder of quick runs, below that of all runs
+MADE_UP = "A quick run on small made-up data: that it ran is all that these numbers show."
+
+RunsOption = Annotated[Path, typer.Option("--runs", help="Folder of the result files.")]
+
+
+@app.command()
+def report(
+    runs: RunsOption = Path("runs"),
+    out: Annotated[Path | None, typer.Option(help="Where tables and figures go; RUNS/report unless given.")] = None,
+    fill: Annotated[
+        list[Path] | None,
+        typer.Option(help="A Markdown file to bring up to date: tables between <!-- NAME --> and <!-- /NAME -->."),
+    ] = None,
+) -> None:
+    """Make the tables and figures again from the result files. Never trains."""
+    written = write_report(runs, out or runs / "report")
+    if fill:
+        from kernelhead.report.fill import fill_tables
+        from kernelhead.results import write_bytes
+
+        for document in fill:
+            try:
+                write_bytes(document, fill_tables(document.read_text(), written).encode())
+            except (OSError, ValueError) as error:
+                raise ValueError(f"{document} was not filled: {error}") from error
+            print_plain(f"Filled: {document}")
+
+
+def write_report(runs: Path, out: Path, shown: str | None = None) -> dict[str, "Table"]:
+    """Write everything; print all tables, or the one called `shown`. Runs that tables share show up in each.
+
+    Returns the tables by the names of their files.
+    """
+    tables: dict[str, Table] = {}
+    sections = [*_synthetic_sections(runs, out, shown, tables), *_image_sections(runs, out, shown, tables)]
+    if not sections:
+        raise FileNotFoundError(f"no results in {runs}; 'kernelhead reproduce list' shows what can be run")
+    from kernelhead.report.page import write_page
+
+    write_page(out / "report.html", "Kernelized classification: the paper's tables, and ours", sections)
+    print_plain(f"Written: {out / 'report.html'}")
+    return tables
+
+
+def _write(stem: Path, table: "Table") -> list[Path]:
+    """A table as Markdown and as CSV."""
+    from kernelhead.report.tables import to_csv, to_markdown
+    from kernelhead.results import write_bytes
+
+    files = {stem.with_name(f"{stem.name}.md"): to_markdown(table), stem.with_name(f"{stem.name}.csv"): to_csv(table)}
+    for path, text in files.items():
+        write_bytes(path, text.encode())
+    return list(files)
+
+
+def _image_sections(runs: Path, out: Path, shown: str | None, tables: dict[str, "Table"]) -> Iterator["Section"]:
+    """The table of every experiment that has runs, for each number of epochs."""
+    from kernelhead.paper import EXPERIMENTS
+    from kernelhead.paper.grid import details, overview, started
+    from kernelhead.paper.recipe import adapted
+    from kernelhead.paper.store import Store
+    from kernelhead.report.experiment import section
+    from kernelhead.report.page import Section
+    from kernelhead.report.tables import show
+
+    quick = runs.name == QUICK
+    lengths = {int(path.name.split("-")[0]) for path in runs.glob("*/*-epochs") if path.name.split("-")[0].isdigit()}
+    for epochs in sorted(lengths):
+        store = Store(runs, epochs)
+        for experiment in EXPERIMENTS.values():
+            protocols = [adapted(protocol, quick) for protocol in experiment.protocols.values()]
+            protocols = [protocol for protocol in protocols if started(experiment, store, [protocol])]
+            if not protocols:
+                continue
+            made = section(experiment, store, protocols)
+            more = details(experiment, store, protocols)
+            if quick:
+                made = replace(made, table=replace(made.table, notes=[MADE_UP, *made.table.notes]))
+                more = replace(more, notes=[MADE_UP, *more.notes])
+            name = f"{experiment.name}-{epochs}-epochs"
+            mine = {name: made.table, f"{name}-details": more}
+            mine |= {f"{name}-{protocol.name}": overview(experiment, store, protocol) for protocol in protocols}
+            files = [file for name, table in mine.items() for file in _write(out / name, table)]
+            tables |= mine
+            if shown in (None, experiment.name):
+                show(made.table, console)
+                print_plain(f"Written: {', '.join(map(str, files))}")
+            yield made
+            yield Section(more)
+        for sentence in store.broken:
+            say(f"left out: {sentence}")
+
+
+def _synthetic_sections(runs: Path, out: Path, shown: str | None, tables: dict[str, "Table"]) -> Iterator["Section"]:
+    if not (runs / SYNTHETIC_NAME).is_dir():
+        return  # what follows imports torch, which takes longer than all other tables
+    from kernelhead.paper import synthetic
+    from kernelhead.report.figures import synthetic_figures
+    from kernelhead.report.page import Section
+    from kernelhead.report.tables import show
+    from kernelhead.results import BrokenResultError, find_results
+    from kernelhead.train.checkpoint import BrokenCheckpointError
+
+    for place in sorted(path for path in (runs / synthetic.NAME).glob("*") if path.is_dir()):
+        broken: list[str] = []
+        results = list(find_results(place, broken))
+        for sentence in broken:
+            say(f"left out: {sentence}")
+        if not results:
+            continue
+        made = synthetic.table(results)
+        if shown in (None, synthetic.NAME):
+            show(made, console)
+        name = f"{made.name}-{place.name}"
+        tables[name] = made
+        figures = [out / f"{name}{suffix}" for suffix in (".html", ".png")]
+        files = [*_write(out / name, made), *figures]
+        try:
+            with messages.status(f"drawing figures of {escape(place.name)}"):
+                synthetic_figures(place, *figures)
+        except ModuleNotFoundError as error:
+            say(f"no picture: {error.name} is missing; 'pip install kernelhead[plot]' brings it")
+        except (OSError, BrokenResultError, BrokenCheckpointError) as error:
+            say(f"no figures: {error}")
+        if shown in (None, synthetic.NAME):
+            print_plain(f"Written: {', '.join(str(path) for path in files if path.exists())}")
+        yield Section(made)
