@@ -53,7 +53,7 @@ def write_runs():
             "accuracy": accuracy,
         }
         if accuracy is not None:
-            result |= {"nll": 2 - accuracy / 100, "ece": 0.0123}
+            result |= {"nll": 2 - accuracy / 100, "ece": 12.3}
         save_result(path, {**result, **more})
 
     def write(store, recipe, protocol, by_seed, **more):

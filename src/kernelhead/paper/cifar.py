@@ -6,7 +6,7 @@ from kernelhead.paper.recipe import CIFAR_PROTOCOLS, Cell, Experiment, Recipe
 
 DEPTHS = (8, 14, 20, 32, 44, 56)
 CHOOSING = 20  # the depth with which learning rate and weight decay are chosen, for all depths alike
-SHARED = f"They are chosen with ResNet-{CHOOSING} and shared by all depths."
+SHARED = f"Learning rate and weight decay are chosen with ResNet-{CHOOSING} and shared by all depths."
 
 
 def resnet(data: str, depth: int, head: str, **options: object) -> Recipe:

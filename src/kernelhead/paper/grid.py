@@ -18,13 +18,17 @@ OURS = {"paper": "paper's protocol", "tuned": "tuned"}
 
 
 def table(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) -> Table:
-    """One row a cell: paper, paper over softmax, and for each protocol ours and ours over softmax."""
-    columns = ["", "", "paper", "over SM"]
+    """One row a cell: paper, paper over softmax, and for each protocol ours and ours over softmax.
+
+    A table that the paper has nothing of goes without its columns.
+    """
+    papers = any(paper_number(experiment.name, cell) is not None for cell in experiment.cells)
+    columns = ["", "", "paper", "over SM"] if papers else ["", ""]
     for protocol in protocols:
         columns += [OURS[protocol.name], "over SM"]
     rows = []
     for cell in experiment.cells:
-        row = [cell.row, cell.column, *_paper(experiment, cell)]
+        row = [cell.row, cell.column, *(_paper(experiment, cell) if papers else [])]
         for protocol in protocols:
             row += _ours(experiment, cell, store, protocol)
         rows.append(row)
@@ -52,7 +56,19 @@ def _ours_and_papers(experiment: Experiment, cell: Cell, store: Store, protocol:
 
 def details(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) -> Table:
     """One row a cell and protocol that has runs: means over its seeds, what was chosen, what it costs."""
-    columns = ["", "", "protocol", "n", "accuracy", "NLL", "ECE", "rate", "decay", "head's parameters", "seconds a run"]
+    columns = [
+        "",
+        "",
+        "protocol",
+        "n",
+        "accuracy",
+        "NLL",
+        "ECE, %",
+        "rate",
+        "decay",
+        "head's parameters",
+        "seconds a run",
+    ]
     rows = []
     for cell in experiment.cells:
         for protocol in protocols:
@@ -61,7 +77,7 @@ def details(experiment: Experiment, store: Store, protocols: Sequence[Protocol])
             if not results or choice is None:
                 continue
             row = [cell.row, cell.column, protocol.name, str(len(results))]
-            row += [f"{_mean(results, name):.{digits}f}" for name, digits in (("accuracy", 2), ("nll", 3), ("ece", 4))]
+            row += [f"{_mean(results, name):.{digits}f}" for name, digits in (("accuracy", 2), ("nll", 3), ("ece", 2))]
             row += [f"{number:g}" for number in choice]
             seconds = np.mean([result["seconds"] for result in results])
             rows.append([*row, f"{results[0]['parameters']['head']:,}", f"{seconds:.0f}"])
