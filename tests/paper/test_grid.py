@@ -200,6 +200,11 @@ def test_details_by_hand(store, write):
     assert made.notes[1].endswith("of 2 runs: a_2 in 2, a_4 in 1.")
 
 
+def test_a_run_without_likelihood(store, write):
+    write(store, cell_of("cifar10", "ResNet-8", "SM"), PAPER, {0: 80.0}, nll=None, ece=None)
+    assert details(EXPERIMENTS["cifar10"], store, [PAPER]).rows[0][4:7] == ["80.00", "", ""]
+
+
 def test_dead_coefficients_are_those_of_relu(store, write):
     write(store, cell_of("activations", "sigmoid", "ResNet-56"), PAPER, {0: 70.0}, alpha=[0.0] * 10)
     write(store, cell_of("kernels", "Gaussian RBF kernel", "ResNet-56"), PAPER, {0: 70.0}, alpha=[0.0] * 10)

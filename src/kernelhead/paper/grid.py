@@ -77,7 +77,7 @@ def details(experiment: Experiment, store: Store, protocols: Sequence[Protocol])
             if not results or choice is None:
                 continue
             row = [cell.row, cell.column, protocol.name, str(len(results))]
-            row += [f"{_mean(results, name):.{digits}f}" for name, digits in (("accuracy", 2), ("nll", 3), ("ece", 2))]
+            row += [_mean(results, name, digits) for name, digits in (("accuracy", 2), ("nll", 3), ("ece", 2))]
             row += [f"{number:g}" for number in choice]
             seconds = np.mean([result["seconds"] for result in results])
             rows.append([*row, f"{results[0]['parameters']['head']:,}", f"{seconds:.0f}"])
@@ -94,8 +94,10 @@ def _finished(result: dict[str, Any]) -> bool:
     return result["accuracy"] is not None
 
 
-def _mean(results: Sequence[dict[str, Any]], name: str) -> float:
-    return float(np.mean([result[name] for result in results]))
+def _mean(results: Sequence[dict[str, Any]], name: str, digits: int) -> str:
+    """Empty where a run has none, as with logits that are not finite."""
+    values = [result[name] for result in results]
+    return "" if None in values else f"{np.mean(values):.{digits}f}"
 
 
 def _dead(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) -> list[str]:

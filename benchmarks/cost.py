@@ -1,0 +1,121 @@
+"""What a head costs: training and inference of a CIFAR ResNet with each head, beside the softmax head.
+
+    python benchmarks/cost.py [--depths 8 20] [--at-once 8] [--json results/bench/cost.json]
+
+Training: microseconds a step and run of `kernelhead.train.loop.train` at batch 128, `--at-once` runs at a time, whole
+epochs of made-up images without the first (capture). Inference: microseconds an image at batch 1000 in evaluation mode,
+bf16 autocast on a GPU, kernel heads frozen; the median of 20. All heads are timed in one run; the ratio is to softmax.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from kernelhead.backbones import count_parameters
+from kernelhead.data.resident import ResidentImages, channel_statistics
+from kernelhead.heads import KernelClassifier
+from kernelhead.paper.beyond import BEST, SIZES
+from kernelhead.results import environment, write_bytes
+from kernelhead.train.loop import Moment, Run, train
+from kernelhead.train.schedule import Schedule
+
+BATCH, CLASSES, PEER = 128, 100, "softmax"
+TIMES = {"train_us": ".0f", "inference_us": ".2f"}
+HEADS: dict[str, tuple[str, dict[str, Any]]] = {
+    PEER: ("softmax", {}),
+    "second-order": ("second_order", {}),
+    "the paper's layer": ("kernel", {}),
+    "4 prototypes": ("kernel", {"prototypes": 4}),
+    **{f"expansion {size}": ("expansion", {"width": size}) for size in SIZES},
+    **{f"landmarks {size}": ("kernel", {**BEST, "landmarks": size}) for size in SIZES},
+}
+
+
+def make_images(steps: int, device: torch.device) -> ResidentImages:
+    rng = np.random.default_rng(0)
+    images = rng.integers(256, size=(steps * BATCH, 32, 32, 3), dtype=np.uint8)
+    mean, std = channel_statistics(images)
+    return ResidentImages(images, rng.integers(CLASSES, size=len(images)), mean=mean, std=std, device=device)
+
+
+def measure(depth: int, head: str, options: dict[str, Any], data: ResidentImages, at_once: int) -> dict[str, Any]:
+    ends: list[float] = []
+
+    def progress(moment: Moment) -> None:
+        if moment.epoch_done:
+            ends.append(time.perf_counter())
+
+    runs = [Run(f"cifar_resnet{depth}", head, 0.05, 5e-4, seed, options) for seed in range(at_once)]
+    schedule = Schedule(4, BATCH, warmup_epochs=1)
+    trained = train(runs, data, CLASSES, schedule, progress=progress)
+    epochs = [after - before for before, after in itertools.pairwise(ends)]
+    model = trained[0].model.eval()
+    parameters = count_parameters(model.head)
+    if isinstance(model.head, KernelClassifier):
+        model.head = model.head.freeze()
+    return {
+        "train_us": 1e6 * statistics.median(epochs) / schedule.steps(len(data)) / at_once,
+        "inference_us": inference(model, data.labels.device),
+        "head_parameters": parameters,
+    }
+
+
+def inference(model: torch.nn.Module, device: torch.device, batch: int = 1000, repeats: int = 20) -> float:
+    images = torch.randn(batch, 3, 32, 32, device=device)
+    if device.type == "cuda":
+        images = images.contiguous(memory_format=torch.channels_last)
+    seconds = []
+    with torch.inference_mode(), torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+        for _ in range(repeats + 3):
+            begin = time.perf_counter()
+            model(images)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - begin)
+    return 1e6 * statistics.median(seconds[3:]) / batch
+
+
+def markdown(rows: dict[str, dict[str, Any]]) -> str:
+    """A line a network and head: its parameters, times, and their ratios to softmax."""
+    lines = [
+        "| network | head | head's parameters | training, µs a step | ratio | inference, µs an image | ratio |",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for name, row in rows.items():
+        network, head = name.split(", ", 1)
+        peer = rows[f"{network}, {PEER}"]
+        times = [f"{row[key]:{form}} | {row[key] / peer[key]:.2f}" for key, form in TIMES.items()]
+        lines.append(f"| {network} | {head} | {row['head_parameters']:,} | {' | '.join(times)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--depths", type=int, nargs="+", default=[8, 20])
+    parser.add_argument("--heads", nargs="+", default=list(HEADS), choices=list(HEADS), metavar="HEAD")
+    parser.add_argument("--at-once", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=200, help="of an epoch")
+    parser.add_argument("--json", type=Path, help="where the figures are kept")
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    data = make_images(options.steps, device)
+    heads = dict.fromkeys([PEER, *options.heads])
+    rows: dict[str, dict[str, Any]] = {}
+    for depth, name in itertools.product(options.depths, heads):
+        head, settings = HEADS[name]
+        rows[f"ResNet-{depth}, {name}"] = measure(depth, head, settings, data, options.at_once)
+        print(markdown(rows).splitlines()[-1], flush=True)
+        if options.json:
+            made = {"benchmark": "cost", "batch_size": BATCH, "at_once": options.at_once, "rows": rows, **environment()}
+            write_bytes(options.json, (json.dumps(made, indent=1) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()
