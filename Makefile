@@ -2,10 +2,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 RUNS ?= runs
+DOCUMENTS := README.md docs/synthetic.md
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit format bench clean
+.PHONY: help demo test lint types unit format tables bench clean
 
 help:  ## What there is.
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -28,6 +29,9 @@ unit: $(VENV)/.dev
 format: $(VENV)/.dev  ## Put the code into the house format.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+tables: $(VENV)/.plot  ## Make the tables of results/ and of the documents again from the result files.
+	$(BIN)/kernelhead report --runs results $(DOCUMENTS:%=--fill %)
 
 bench: $(VENV)/.dev  ## Speed and memory of the head against a linear layer.
 	$(BIN)/python benchmarks/head.py

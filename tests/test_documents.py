@@ -1,11 +1,14 @@
 """What the documents say must be what the result files say."""
 
 import json
+import re
 import runpy
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from kernelhead.cli import app
 from kernelhead.paper import synthetic
 from kernelhead.report.tables import to_markdown
 from kernelhead.results import load_result
@@ -15,12 +18,34 @@ DOCUMENTS = ("synthetic", "training", "paper", "loss", "features")
 README = (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize(("document", "epochs"), [("README.md", 30), ("docs/synthetic.md", 450)])
-def test_synthetic_tables_are_what_the_results_give(document, epochs):
+def test_tables_are_what_the_results_give(tmp_path):
+    """As `make tables` makes them."""
+    (documents,) = re.findall(r"^DOCUMENTS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    copies = {name: tmp_path / name.replace("/", "-") for name in documents.split()}
+    fills = []
+    for name, copy in copies.items():
+        copy.write_text((ROOT / name).read_text())
+        assert copy.read_text().count("<!-- /") >= 1
+        fills += ["--fill", str(copy)]
+    made = tmp_path / "report"
+    done = CliRunner().invoke(app, ["report", "--runs", str(ROOT / "results"), "--out", str(made), *fills])
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "left out" not in done.stderr
+    for name, copy in copies.items():
+        assert copy.read_text() == (ROOT / name).read_text(), f"{name}: run make tables"
+    kept = sorted((ROOT / "results" / "report").iterdir())
+    assert [path.name for path in kept] == sorted(path.name for path in made.iterdir())
+    for path in kept:
+        assert path.read_text() == (made / path.name).read_text(), f"{path.name}: run make tables"
+
+
+@pytest.mark.parametrize("epochs", [30, 450])
+def test_the_synthetic_results_are_complete(epochs):
     paths = sorted((ROOT / "results" / "synthetic" / f"{epochs}-epochs-10000-samples").rglob("*.json"))
     assert len(paths) == 90
     table = to_markdown(synthetic.table([json.loads(path.read_text()) for path in paths]))
-    assert table.split("\n", 2)[2].strip() in (ROOT / document).read_text()
+    document = "README.md" if epochs == 30 else "docs/synthetic.md"
+    assert table.split("\n", 2)[2] in (ROOT / document).read_text()
 
 
 def test_readme_shows_the_measured_ratios():
