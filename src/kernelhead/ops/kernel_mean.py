@@ -1,9 +1,10 @@
 """The core of the kernel head: k(<w/|w|, f/|f|>), averaged over places, with its whole backward pass.
 
-`kernel_mean` is one autograd function. For plain feature vectors it saves the cosines t beside its inputs and their
+`kernel_mean` is an autograd function. For plain feature vectors it saves the cosines t beside its inputs and their
 norms. Over places it never holds the (N, L, K) cosines or kernel values at once: it goes through blocks of samples,
 saves the mean powers of the cosines (M + 2, N, K), of which value and coefficients' gradient are linear functions, and
-computes the cosines of a block again when it goes back. With G = dL/dt = g k'(t) the backward pass is
+computes the cosines of a block again when it goes back. In half precision on CUDA that is left to the Triton kernels of
+`kernelhead.ops.kernel_pool`. With G = dL/dt = g k'(t) the backward pass is
 
     dL/da_m = sum g t^m
     dL/df   = (G w_hat - (sum_j G t) f_hat) / |f|
@@ -15,6 +16,7 @@ backward), the same quantity is written as plain differentiable operations, `_co
 
 from collections.abc import Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ from kernelhead.ops.precision import autocast_enabled, raw_unit_norm, real_dtype
 # enough to fill it and small enough to fit.
 BLOCK = {"cpu": 2**19}
 BLOCK_ELSEWHERE = 2**24
+WIDEST, HIGHEST = 256, 32  # features and degree of `kernel_pool`: what fits in a GPU's registers
 
 
 def kernel_mean(features: Tensor, weight: Tensor, alpha: Tensor) -> Tensor:
@@ -55,8 +58,30 @@ def _kernel_mean(features: Tensor, weight: Tensor, alpha: Tensor, dtype: torch.d
         or forward_ad._current_level >= 0
     ):
         return _composed(features, weight, alpha, dtype)
-    value: Tensor = _KernelMean.apply(features, weight, alpha, dtype)
+    function = _KernelPool if _is_pooled(features, alpha, dtype) else _KernelMean
+    value: Tensor = function.apply(features, weight, alpha, dtype)
     return value
+
+
+def _is_pooled(features: Tensor, alpha: Tensor, dtype: torch.dtype) -> bool:
+    """Whether `kernel_pool` takes these: places of a plain tensor, not too wide, with products in half precision."""
+    return (
+        features.dim() == 3
+        and dtype != real_dtype(dtype)
+        and features.shape[2] <= WIDEST
+        and alpha.shape[0] - kernels.END_POINTS - 1 <= HIGHEST
+        and features.numel() > 0
+        and type(features) is Tensor  # a fake tensor has nothing to read
+        and _has_kernels(features.device)
+    )
+
+
+@lru_cache
+def _has_kernels(device: torch.device) -> bool:
+    """Whether `kernel_pool` runs there: on CUDA, where it multiplies bfloat16, and where triton is installed."""
+    return (
+        device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0) and find_spec("triton") is not None
+    )
 
 
 def _composed(features: Tensor, weight: Tensor, alpha: Tensor, dtype: torch.dtype) -> Tensor:
@@ -178,14 +203,8 @@ class _KernelMean(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         features, weight, alpha, norm, weight_norm, all_t, powers = ctx.saved_tensors
         dtype: torch.dtype = ctx.dtype
-        # create_graph=True wants gradients that can be differentiated again, is_grads_batched=True ones under vmap.
-        if torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(gradient):
-
-            def composed(features: Tensor, weight: Tensor, alpha: Tensor) -> Tensor:
-                return _composed(features, weight, alpha, dtype)
-
-            pull_back = torch.func.vjp(composed, features, weight, alpha)[1]
-            return (*pull_back(gradient), None)
+        if _wants_composed(gradient):
+            return (*_composed_backward(features, weight, alpha, dtype, gradient), None)
 
         real = real_dtype(dtype)
         wants_features, wants_weight, wants_alpha, _ = ctx.needs_input_grad
@@ -245,6 +264,59 @@ class _KernelMean(torch.autograd.Function):
         if grad_alpha is not None:
             grad_alpha = _cast(grad_alpha, alpha.dtype)
         return grad_features, grad_weight, grad_alpha, None
+
+
+class _KernelPool(torch.autograd.Function):
+    """`_KernelMean` over places, in the kernels of `kernel_pool`. Keeps unit vectors too, in half precision."""
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, weight: Tensor, alpha: Tensor, dtype: torch.dtype) -> Tensor:
+        from kernelhead.ops import kernel_pool  # imports triton
+
+        ctx.dtype = dtype
+        with torch.cuda.device_of(features):  # type: ignore[no-untyped-call]  # where triton launches
+            unit, norm = kernel_pool.normalised(features)
+            directions, lengths = kernel_pool.normalised(weight)
+            value, powers = kernel_pool.pool(unit, directions, _plain(alpha), keep=ctx.needs_input_grad[2])
+        ctx.save_for_backward(features, weight, alpha, unit, norm, directions, lengths, powers)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        from kernelhead.ops import kernel_pool
+
+        features, weight, alpha, unit, norm, directions, lengths, powers = ctx.saved_tensors
+        if _wants_composed(gradient):
+            return (*_composed_backward(features, weight, alpha, ctx.dtype, gradient), None)
+        wants_features, wants_weight, wants_alpha, _ = ctx.needs_input_grad
+        g, a = _plain(gradient), _plain(alpha)
+        grad_features = grad_weight = grad_alpha = None
+        if wants_features:
+            grad_features = kernel_pool.features_gradient(g, unit, norm, directions, a, features.dtype)
+        if wants_weight:
+            grad_weight = kernel_pool.weight_gradient(g, unit, directions, lengths, a, weight.dtype)
+        if wants_alpha:
+            grad_alpha = _cast(kernel_pool.alpha_gradient(g, powers), alpha.dtype)
+        return grad_features, grad_weight, grad_alpha, None
+
+
+def _plain(x: Tensor) -> Tensor:
+    return _cast(x, torch.float32).contiguous()
+
+
+def _wants_composed(gradient: Tensor) -> bool:
+    """Under create_graph=True, for gradients to be differentiated again; under is_grads_batched=True, within vmap."""
+    return torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(gradient)
+
+
+def _composed_backward(
+    features: Tensor, weight: Tensor, alpha: Tensor, dtype: torch.dtype, gradient: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    def composed(features: Tensor, weight: Tensor, alpha: Tensor) -> Tensor:
+        return _composed(features, weight, alpha, dtype)
+
+    gradients: tuple[Tensor, Tensor, Tensor] = torch.func.vjp(composed, features, weight, alpha)[1](gradient)
+    return gradients
 
 
 def _plus(total: Tensor | None, part: Tensor) -> Tensor:
