@@ -338,6 +338,23 @@ def test_low_precision(shape, dtype, autocast, ulp):
         np.testing.assert_allclose(mine.double(), its, rtol=0, atol=8 * ulp * np.abs(its).max())
 
 
+@pytest.mark.parametrize("shape", [(9, 32), (4, 6, 32)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_as_on_cuda(monkeypatch, shape, dtype):
+    """Cosines in float16 and gradients in bfloat16, whichever of the two the inputs are."""
+    assert fused._product_dtypes(dtype, "cuda") == (torch.float16, torch.bfloat16)
+    assert fused._product_dtypes(torch.float32, "cuda") == (torch.float32, torch.float32)
+    monkeypatch.setattr(fused, "_product_dtypes", lambda *_: (torch.float16, torch.bfloat16))
+    inputs, gradient = make(shape, degree=3, dtype=dtype)
+    value = kernel_mean(*inputs)
+    expected, gradients = reference(*inputs, gradient)
+    slope = np.arange(4) @ inputs[2].detach().double().numpy()[2:]
+    np.testing.assert_allclose(value.detach(), expected, rtol=0, atol=2 * 2**-11 * slope)
+    for x, mine, its in zip(inputs, torch.autograd.grad(value, inputs, gradient), gradients, strict=True):
+        assert mine.dtype == x.dtype
+        np.testing.assert_allclose(mine.double(), its, rtol=0, atol=8 * 2**-8 * np.abs(its).max())
+
+
 @pytest.mark.parametrize("autocast", [False, True])
 def test_end_points_count_as_zero_in_low_precision(autocast):
     (features, weight, _), _ = make(VECTORS, dtype=torch.float32 if autocast else torch.bfloat16, multiples=(3, -0.5))

@@ -84,6 +84,17 @@ def _has_kernels(device: torch.device) -> bool:
     )
 
 
+def _product_dtypes(dtype: torch.dtype, device: str) -> tuple[torch.dtype, torch.dtype]:
+    """Of the products that are cosines, and of those that are gradients.
+
+    On CUDA cosines in half precision are float16 whatever the inputs are: unit vectors fit its range, and a kernel
+    multiplies the error of a cosine by k'(t). Gradients have no such range, and are bfloat16.
+    """
+    if dtype == real_dtype(dtype) or device != "cuda":
+        return dtype, dtype
+    return torch.float16, torch.bfloat16
+
+
 def _composed(features: Tensor, weight: Tensor, alpha: Tensor, dtype: torch.dtype) -> Tensor:
     """`kernel_mean` in plain differentiable operations."""
     real = real_dtype(dtype)
@@ -166,14 +177,15 @@ class _KernelMean(torch.autograd.Function):
         samples, (classes, width) = features.shape[0], weight.shape
         places = features.shape[1] if features.dim() == 3 else 0
         ctx.dtype, ctx.end_points = dtype, False
+        cosines, _ = _product_dtypes(dtype, features.device.type)
         # Unit weights cost K D divisions; dividing the products costs N K, less where features are few and long: at
         # (N, D, K) = (128, 2048, 1000) 1.15 instead of 1.25 times the time of a linear layer. Half precision has no
         # range for weights of any length.
         ctx.unit_weights = weight.dtype != real or dtype != real or samples * max(places, 1) > width
 
         norm, weight_norm = raw_unit_norm(features), raw_unit_norm(weight)
-        unit = _cast(features / norm, dtype)
-        directions = _cast(weight / weight_norm, dtype) if ctx.unit_weights else weight
+        unit = _cast(features / norm, cosines)
+        directions = _cast(weight / weight_norm, cosines) if ctx.unit_weights else weight
         alpha_ = _cast(alpha, real)
         t = powers = None
         if places:
@@ -212,9 +224,14 @@ class _KernelMean(torch.autograd.Function):
         alpha_ = _cast(alpha, real)
         slope = (alpha_[kernels.END_POINTS + 1 :] * _orders(degree, alpha_)).unbind()
         (classes, width), places = weight.shape, features.shape[1] if all_t is None else 0
-        unit = _cast(features / norm, dtype)
-        directions = _cast(weight / weight_norm, dtype) if ctx.unit_weights else weight
+        cosines, gradients = _product_dtypes(dtype, features.device.type)
+        unit = _cast(features / norm, gradients)
+        directions = _cast(weight / weight_norm, gradients) if ctx.unit_weights else weight
         lengths = weight_norm.view(-1)
+        if places and cosines != gradients:
+            fine_unit, fine_directions = _cast(features / norm, cosines), _cast(weight / weight_norm, cosines)
+        else:
+            fine_unit, fine_directions = unit, directions
 
         parts: list[Tensor] = []  # of dL/df, a block each
         grad_weight = radial = grad_alpha = None
@@ -227,7 +244,7 @@ class _KernelMean(torch.autograd.Function):
                 if not (wants_features or wants_weight):
                     break
                 rows = rows.reshape(-1, width)
-                t = torch.mm(rows, directions.t())
+                t = torch.mm(_take(fine_unit, block).reshape(-1, width), fine_directions.t())
                 t = _cast(t if ctx.unit_weights else t.div_(lengths), real)
                 grad_t = kernels.horner(t, slope, in_place=True)
                 grad_t.view(-1, places, classes).mul_((g / places)[:, None, :])
@@ -240,7 +257,7 @@ class _KernelMean(torch.autograd.Function):
                 grad_t = kernels.horner(t, slope, in_place=True).mul_(g)
             # What points along f or w itself is taken out: here, in N K operations, or below, in N D + K D.
             inward = None if ctx.unit_weights else grad_t * t
-            grad_t = _cast(grad_t if inward is None else grad_t.div_(lengths), dtype)
+            grad_t = _cast(grad_t if inward is None else grad_t.div_(lengths), gradients)
             if wants_features:
                 part = _cast(torch.mm(grad_t, directions), real)
                 along = (part * rows if inward is None else inward).sum(1, keepdim=True)
