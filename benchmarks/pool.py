@@ -9,6 +9,8 @@ under autocast to bfloat16: microseconds of forward and backward with cross-entr
 - eager: the same by torch's operations over blocks of cosines;
 - compiled: the head under torch.compile;
 - expansion, the peer: 1x1 convolution, BatchNorm, ReLU, average and linear layer, of the width of the landmarks.
+The plain layer on feature vectors of 64 numbers goes through the same kernels while there are few values; there the
+peer is softmax, the linear layer.
 
 Errors are those of value and gradients of `kernel_mean` against float64 on the same rounded inputs, relative in norm,
 and bits are compared over 20 repetitions beside other work.
@@ -32,6 +34,7 @@ from kernelhead.ops import kernel_mean, kernel_pool
 from kernelhead.results import environment
 
 SHAPE, LANDMARKS, CLASSES = (128, 64, 8, 8), (512, 2048), 100
+VECTORS = ((128, 10), (128, 100), (1024, 100), (256, 1000), (1024, 1000), (4096, 1000))  # samples, classes
 CALLS = 8  # in a graph, each with maps of its own
 TILES = {"pool": "POOL", "features": "FEATURES", "weight": "WEIGHT"}
 
@@ -58,6 +61,12 @@ def heads(landmarks: int, device: str) -> dict[str, nn.Module]:
     return {"expansion": peer, "fused": kernel, "eager": kernel, "compiled": torch.compile(kernel, dynamic=False)}
 
 
+def plain_heads(classes: int, device: str) -> dict[str, nn.Module]:
+    kernel = KernelClassifier(SHAPE[1], classes).to(device)
+    peer = create_head("softmax", SHAPE[1], classes).to(device)
+    return {"softmax": peer, "fused": kernel, "eager": kernel, "compiled": torch.compile(kernel, dynamic=False)}
+
+
 def training_step(head: nn.Module, maps: list[Tensor], labels: Tensor) -> Callable[[int], object]:
     def step(i: int) -> object:
         with torch.autocast(labels.device.type, dtype=torch.bfloat16):
@@ -67,19 +76,27 @@ def training_step(head: nn.Module, maps: list[Tensor], labels: Tensor) -> Callab
     return step
 
 
-def times(landmarks: int) -> dict[str, float]:
-    """Microseconds of a training step of each head."""
-    maps = [random_maps("cuda") for _ in range(CALLS)]
-    labels = torch.randint(CLASSES, SHAPE[:1], device="cuda")
-    found: dict[str, float] = {}
-    for name, head in heads(landmarks, "cuda").items():
+def times(heads: dict[str, nn.Module], maps: list[Tensor], classes: int) -> dict[str, float]:
+    """Microseconds of a training step of each head; the first is the peer."""
+    labels = torch.randint(classes, maps[0].shape[:1], device="cuda")
+    peer, found = next(iter(heads)), {}
+    for name, head in heads.items():
         try:
             with eager() if name == "eager" else nullcontext():
                 found[name] = microseconds(training_step(head, maps, labels), calls=CALLS)
-            print(f"  {name:<12}{found[name]:9.1f} us  {found[name] / found['expansion']:6.2f} x expansion", flush=True)
+            print(f"  {name:<12}{found[name]:9.1f} us  {found[name] / found[peer]:6.2f} x {peer}", flush=True)
         except Exception:
             print(f"  {name} failed\n{traceback.format_exc(limit=-4)}", flush=True)
     return found
+
+
+def compare_vectors(samples: int, classes: int) -> dict[str, object]:
+    print(f"vectors ({samples}, {SHAPE[1]}), {classes} classes", flush=True)
+    rows = [torch.randn(samples, SHAPE[1], device="cuda", dtype=torch.bfloat16) for _ in range(CALLS)]
+    kernel_mean.FEW, kept = samples * classes, kernel_mean.FEW  # fused at every size: where is the crossover?
+    found = times(plain_heads(classes, "cuda"), [row.requires_grad_() for row in rows], classes)
+    kernel_mean.FEW = kept
+    return {"samples": samples, "classes": classes, "us": found}
 
 
 class Pooling:
@@ -177,7 +194,7 @@ def compare(landmarks: int) -> dict[str, object]:
     own = {name: microseconds(call, calls=CALLS) for name, call in pooling.kernels().items()}
     print("  kernels: " + ", ".join(f"{name} {took:.1f}" for name, took in own.items()) + " us", flush=True)
     row: dict[str, object] = {"landmarks": landmarks, "errors": errors, "repeatable": repeatable, "kernels_us": own}
-    return row | {"us": times(landmarks)}
+    return row | {"us": times(heads(landmarks, "cuda"), [random_maps("cuda") for _ in range(CALLS)], CLASSES)}
 
 
 def main() -> None:
@@ -187,9 +204,10 @@ def main() -> None:
     options = parser.parse_args()
     torch.backends.cudnn.benchmark = True
     rows = search() if options.tiles else [compare(landmarks) for landmarks in LANDMARKS]
+    vectors = [] if options.tiles else [compare_vectors(*sizes) for sizes in VECTORS]
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        result = {"shape": SHAPE, "classes": CLASSES, "rows": rows, **environment()}
+        result = {"shape": SHAPE, "classes": CLASSES, "rows": rows, "vectors": vectors, **environment()}
         options.json.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -73,8 +73,12 @@ def test_it_repeats_itself(found):
 
 
 def test_which_way_is_taken(found):
-    others = ("vectors", "float32", "wide", "high", "empty", "func", "fake")
-    assert found["calls"] == {"half": 1, "autocast": 1} | dict.fromkeys(others, 0)
+    others = ("many vectors", "float32", "wide", "high", "empty", "func", "fake")
+    assert found["calls"] == {"half": 1, "autocast": 1, "vectors": 1} | dict.fromkeys(others, 0)
+
+
+def test_vectors_are_maps_of_one_place(found):
+    assert found["vectors"]
 
 
 def test_gradients_can_be_differentiated(found):
@@ -256,6 +260,7 @@ def main():
         "half": count(lambda: kernel_mean.kernel_mean(features, weight, alpha)),
         "autocast": count(lambda: compute([x.requires_grad_() for x in full], gradient, "autocast to bfloat16")),
         "vectors": count(lambda: kernel_mean.kernel_mean(features[:, 0], weight, alpha)),
+        "many vectors": count(lambda: kernel_mean.kernel_mean(features[:1, 0].expand(2**14, -1), weight, alpha)),
         "float32": count(lambda: kernel_mean.kernel_mean(*full)),
         "wide": count(lambda: kernel_mean.kernel_mean(*make((2, 3, 257, 4), 2, device=device)[0])),
         "high": count(lambda: kernel_mean.kernel_mean(*make((2, 3, 8, 4), 33, device=device)[0])),
@@ -264,6 +269,11 @@ def main():
     }
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
         report["calls"]["fake"] = count(lambda: kernel_mean.kernel_mean(fake.from_tensor(features), weight, alpha))
+
+    inputs, gradient = make((9, 1, 17, 40), 7, device=device)
+    with_places = compute(inputs, gradient)
+    vectors = compute([inputs[0].detach()[:, 0].requires_grad_(), *inputs[1:]], gradient)
+    report["vectors"] = same(with_places, [vectors[0], vectors[1][:, None], *vectors[2:]])
 
     inputs, gradient = make((2, 5, 8, 6), 3, device=device)
     found = compute(inputs, gradient, create_graph=True)[1:]

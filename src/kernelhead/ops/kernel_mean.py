@@ -31,6 +31,7 @@ from kernelhead.ops.precision import autocast_enabled, raw_unit_norm, real_dtype
 BLOCK = {"cpu": 2**19}
 BLOCK_ELSEWHERE = 2**24
 WIDEST, HIGHEST = 256, 32  # features and degree of `kernel_pool`: what fits in a GPU's registers
+FEW = 2**18  # values (N, K) up to which it takes vectors too: few enough that launches, not bytes, are what costs
 
 
 def kernel_mean(features: Tensor, weight: Tensor, alpha: Tensor) -> Tensor:
@@ -58,17 +59,20 @@ def _kernel_mean(features: Tensor, weight: Tensor, alpha: Tensor, dtype: torch.d
         or forward_ad._current_level >= 0
     ):
         return _composed(features, weight, alpha, dtype)
-    function = _KernelPool if _is_pooled(features, alpha, dtype) else _KernelMean
-    value: Tensor = function.apply(features, weight, alpha, dtype)
+    value: Tensor
+    if _is_pooled(features, weight, alpha, dtype):
+        value = _KernelPool.apply(features if features.dim() == 3 else features[:, None], weight, alpha, dtype)
+    else:
+        value = _KernelMean.apply(features, weight, alpha, dtype)
     return value
 
 
-def _is_pooled(features: Tensor, alpha: Tensor, dtype: torch.dtype) -> bool:
-    """Whether `kernel_pool` takes these: places of a plain tensor, not too wide, with products in half precision."""
+def _is_pooled(features: Tensor, weight: Tensor, alpha: Tensor, dtype: torch.dtype) -> bool:
+    """Whether `kernel_pool` takes these: places, or a few vectors, not too wide, with products in half precision."""
     return (
-        features.dim() == 3
+        (features.dim() == 3 or features.shape[0] * weight.shape[0] <= FEW)
         and dtype != real_dtype(dtype)
-        and features.shape[2] <= WIDEST
+        and features.shape[-1] <= WIDEST
         and alpha.shape[0] - kernels.END_POINTS - 1 <= HIGHEST
         and features.numel() > 0
         and type(features) is Tensor  # a fake tensor has nothing to read
