@@ -21,7 +21,7 @@ COUNTS = {
     "kernels": (18, 30),
     "rectification": (24, 40),
     "activations": (24, 40),
-    "landmarks": (84, 140),
+    "landmarks": (96, 160),
     "saturation": (45, 69),
     "beyond": (100, 140),
 }

@@ -68,18 +68,27 @@ def test_second_order_has_the_papers_number_of_parameters():
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("normalized", [False, True])
-def test_expansion(training, normalized):
-    head, n = make("expansion", width=7, normalized=normalized)
+@pytest.mark.parametrize("standardized", [False, True])
+def test_expansion(training, normalized, standardized):
+    head, n = make("expansion", width=7, normalized=normalized, standardized=standardized)
     maps, tokens = maps_and_tokens()
     lengths = np.linalg.norm(tokens, axis=2, keepdims=True) if normalized else 1.0
     expanded = tokens.numpy() / lengths @ n["expand.weight"][:, :, 0, 0].T
     mean, variance = expanded.mean((0, 1)), expanded.var((0, 1))
+
+    def pool(mean, variance):
+        normal = (expanded - mean) / np.sqrt(variance + 1e-5) * n["norm.weight"] + n["norm.bias"]
+        return np.maximum(normal, 0).mean(1)
+
+    pooled = pool(mean, variance)
+    middle, spread = (pooled.mean(0), pooled.var(0)) if standardized else (0.0, 1 - 1e-5)
     if not training:
         head(maps)
         head.eval()
-        mean, variance = 0.1 * mean, 0.9 + 0.1 * expanded.reshape(-1, 7).var(0, ddof=1)
-    normal = (expanded - mean) / np.sqrt(variance + 1e-5) * n["norm.weight"] + n["norm.bias"]
-    expected = np.maximum(normal, 0).mean(1) @ n["classifier.weight"].T + n["classifier.bias"]
+        if standardized:
+            middle, spread = 0.1 * middle, 0.9 + 0.1 * pooled.var(0, ddof=1)
+        pooled = pool(0.1 * mean, 0.9 + 0.1 * expanded.reshape(-1, 7).var(0, ddof=1))
+    expected = (pooled - middle) / np.sqrt(spread + 1e-5) @ n["classifier.weight"].T + n["classifier.bias"]
     np.testing.assert_allclose(head(maps).detach(), expected, rtol=1e-9, atol=1e-11)
     np.testing.assert_allclose(head(tokens).detach(), expected, rtol=1e-9, atol=1e-11)
 

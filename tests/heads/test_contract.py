@@ -19,7 +19,7 @@ CASES = {
     "second_order": ("second_order", {}, MAPS),
     "second_order-tokens": ("second_order", {}, TOKENS),
     "expansion": ("expansion", {"width": 6}, MAPS),
-    "expansion-normalized": ("expansion", {"width": 6, "normalized": True}, MAPS),
+    "expansion-normalized": ("expansion", {"width": 6, "normalized": True, "standardized": True}, MAPS),
     "expansion-tokens": ("expansion", {"width": 6}, TOKENS),
     "kernel": ("kernel", {}, VECTORS),
     "kernel-degree-1": ("kernel", {"degree": 1}, VECTORS),
@@ -290,7 +290,11 @@ def test_sizes_must_be_positive_integers(name, argument, size):
     [
         ("svm", {}, r"unknown head 'svm'; choose one of softmax, linear, second_order, expansion, kernel$"),
         ("kernel", {"widht": 3}, r"head 'kernel' has no option 'widht'; it takes degree, kernel, coefficients, .*$"),
-        ("expansion", {"degree": 3}, r"head 'expansion' has no option 'degree'; it takes width, normalized$"),
+        (
+            "expansion",
+            {"degree": 3},
+            r"head 'expansion' has no option 'degree'; it takes width, normalized, standardized$",
+        ),
         ("softmax", {"degree": 3}, r"head 'softmax' has no option 'degree'; it takes none$"),
         ("expansion", {"width": 0}, r"needs width to be a positive integer, got 0$"),
     ],

@@ -149,7 +149,7 @@ def test_keys_tell_recipes_apart_and_are_names_of_folders():
         30 + 30 + 8 + 4 + 86 + 2 * (2 + 2 + 3)
     )
     # what `landmarks` and `saturation` add, with what is chosen, and `beyond`: two data sets at six depths.
-    expansions = {8: 6 + 1, 20: 1 + 1}
+    expansions = {8: 6 + 3, 20: 1 + 3}
     kernels = {8: 10 + 5, 20: 10}
     prototypes = 7 + 2
     deeper = 2 * 2 * 6 - 2 * 2  # depths 8 and 20 of CIFAR-100 are above

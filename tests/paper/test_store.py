@@ -278,7 +278,7 @@ def test_counts_have_choices_and_what_is_built_on_each_once(store):
         ("kernels", 6 + 3 * 4, 6 + 3 * 8),
         ("rectification", 8 + 4 * 4, 8 + 4 * 8),
         ("activations", 8 + 4 * 4, 8 + 4 * 8),
-        ("landmarks", 28 + 14 * 4, 28 + 14 * 8),
+        ("landmarks", 32 + 16 * 4, 32 + 16 * 8),
         ("saturation", 21 + 6 * 4, 21 + 6 * 8),
         ("beyond", 60 + 10 * 4, 60 + 10 * 8),
     ],

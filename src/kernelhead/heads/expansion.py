@@ -10,13 +10,23 @@ from kernelhead.ops.precision import unit_norm
 class ExpansionHead(nn.Module):
     """1x1 convolution to `width` channels, BatchNorm, ReLU, mean over places, linear layer.
 
-    With `normalized` the features of each place are scaled to unit length first, as a kernel head does it.
+    With `normalized` the features of each place are scaled to unit length first, with `standardized` the means over
+    places are standardised over the batch: both as a kernel head with landmarks does it.
+
     Map (N, D, H, W) or tokens (N, L, D) -> logits (N, C).
     """
 
     pools = True
 
-    def __init__(self, in_features: int, num_classes: int, *, width: int = 512, normalized: bool = False) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        width: int = 512,
+        normalized: bool = False,
+        standardized: bool = False,
+    ) -> None:
         check_sizes("ExpansionHead", in_features=in_features, num_classes=num_classes, width=width)
         super().__init__()
         self.in_features = in_features
@@ -24,6 +34,7 @@ class ExpansionHead(nn.Module):
         self.normalized = normalized
         self.expand = nn.Conv2d(in_features, width, kernel_size=1, bias=False)
         self.norm = nn.BatchNorm2d(width)
+        self.standard = nn.BatchNorm1d(width, affine=False) if standardized else nn.Identity()
         self.classifier = nn.Linear(width, num_classes)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -33,7 +44,7 @@ class ExpansionHead(nn.Module):
             vectors = maps.movedim(1, -1)
             maps = (vectors / unit_norm(vectors)).movedim(-1, 1).to(features.dtype)
         pooled = torch.relu(self.norm(self.expand(maps))).mean((2, 3))
-        logits: Tensor = self.classifier(pooled)
+        logits: Tensor = self.classifier(self.standard(pooled))
         return logits
 
     def extra_repr(self) -> str:

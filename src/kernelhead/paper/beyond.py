@@ -19,6 +19,8 @@ CONTROLS: dict[str, tuple[str, dict[str, object]]] = {
     "second-order pooling": ("second_order", {}),
     "expansion": ("expansion", {}),
     "expansion, places normalised": ("expansion", {"normalized": True}),
+    "expansion, standardised": ("expansion", {"standardized": True}),
+    "expansion, places normalised, standardised": ("expansion", {"normalized": True, "standardized": True}),
     "linear kernel": ("kernel", {**PLACES, "kernel": "linear"}),
     "polynomial kernel of degree 2": ("kernel", {**PLACES, "kernel": "polynomial", "degree": 2}),
     "polynomial kernel of degree 3": ("kernel", {**PLACES, "kernel": "polynomial", "degree": 3}),
