@@ -19,6 +19,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import kernelhead
 from kernelhead import KernelClassifier, KernelHeadClassifier, estimator, ridge
 from kernelhead.landmark_training import Samples, Trainer, calibrate, random_landmarks
+from kernelhead.weighting import weigh
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "estimator_digits.py"
 ADAM = {"solver": "adam", "landmarks": 32, "batch_size": 32, "random_state": 0}
@@ -29,7 +30,14 @@ def moons():
     return make_moons(300, noise=0.2, random_state=0)
 
 
-@parametrize_with_checks([KernelHeadClassifier()])
+@parametrize_with_checks(
+    [
+        KernelHeadClassifier(),
+        KernelHeadClassifier(solver="adam", landmarks=32),
+        KernelHeadClassifier(early_stopping=True, landmarks=32, epochs=20),
+        KernelHeadClassifier(class_weight="balanced", degree=2),
+    ]
+)
 def test_scikit_learn_takes_it_for_one_of_its_own(estimator, check):
     check(estimator)
 
@@ -56,6 +64,11 @@ def numpy_scores(points, labels, weight, alpha, penalty, at):
     return power_kernel(at, points, alpha) @ solution[:n] + solution[n]
 
 
+def on_the_sphere(x, constant):
+    points = np.hstack([x, np.full((len(x), 1), constant)])
+    return points / np.linalg.norm(points, axis=1, keepdims=True)
+
+
 def small_problem(rng, n=30):
     points = rng.normal(size=(n, 4))
     points /= np.linalg.norm(points, axis=1, keepdims=True)
@@ -75,7 +88,7 @@ def left_out_scores(points, target, weight, alpha, penalty):
 def test_leave_one_out_is_what_fitting_without_each_sample_gives(rng):
     points, target, weight = small_problem(rng)
     alpha = np.array([0, 0, 0, 0.5, 0.3, 0.2])
-    kernel = ridge.LearnedKernel(torch.from_numpy(alpha), 0.2, 1.0, 0.0)
+    kernel = ridge.LearnedKernel(torch.from_numpy(alpha), 0.2, 1.0, 1.0, 0.0)
     tensors = [torch.from_numpy(each) for each in (points, target, weight)]
     found = ridge.solve(*tensors, 3, kernel, torch.tensor([4, 0, 11]))
     np.testing.assert_allclose(found.left_out, left_out_scores(points, target, weight, alpha, 0.2)[[4, 0, 11]])
@@ -91,40 +104,68 @@ def mean_log_loss(scores, target, weight):
 
 
 def test_the_learned_kernel_has_the_loss_it_says_and_a_better_one_than_its_neighbours(rng):
-    points, target, weight = small_problem(rng, 40)
-    target = (points[:, 0] * points[:, 1] > 0).astype(int) + (points[:, 2] > 0.5)
-    found = ridge.learn_kernel(*(torch.from_numpy(each) for each in (points, target, weight)), 3, degree=3)
+    x, weight = rng.normal(size=(40, 3)), rng.uniform(0.5, 2, 40)
+    target = (x[:, 0] * x[:, 1] > 0).astype(int) + (x[:, 2] > 0.5)
+    found = ridge.learn_kernel(*(torch.from_numpy(each) for each in (x, target, weight)), 3, degree=3)
     alpha = found.alpha.numpy()
     assert (alpha >= 0).all()
     assert alpha.sum() == pytest.approx(1)
     np.testing.assert_array_equal(alpha[:3], 0)
+    length = np.sqrt(np.average(np.square(x).sum(1), weights=weight))
 
-    def posterior(alpha, penalty, temperature):
+    def loss(alpha, penalty, temperature, constant):
+        scores = left_out_scores(on_the_sphere(x, constant), target, weight, alpha, penalty)
+        return mean_log_loss(scores / temperature, target, weight)
+
+    def posterior(alpha, *rest):
         """With the prior on how far each has moved; the logarithms of alpha are known up to a constant."""
-        scores = left_out_scores(points, target, weight, alpha, penalty) / temperature
-        moved = [*(np.log(alpha[3:]) - np.log(alpha[3:]).mean()), np.log(penalty / 0.3), np.log(temperature / 0.2)]
-        return mean_log_loss(scores, target, weight) + np.square(moved).sum() / (2 * len(points))
+        moved = [*(np.log(alpha[3:]) - np.log(alpha[3:]).mean()), *np.log(np.divide(rest, [0.3, 0.2, length]))]
+        return loss(alpha, *rest) + np.square(moved).sum() / (2 * len(x))
 
-    said = mean_log_loss(
-        left_out_scores(points, target, weight, alpha, found.ridge) / found.temperature, target, weight
-    )
-    assert found.loss == pytest.approx(said)
-    best = posterior(alpha, found.ridge, found.temperature)
+    rest = np.array([found.ridge, found.temperature, found.constant])
+    assert found.loss == pytest.approx(loss(alpha, *rest))
+    best = posterior(alpha, *rest)
     for factor in (0.8, 1.25):
-        assert best < posterior(alpha, found.ridge * factor, found.temperature)
-        assert best < posterior(alpha, found.ridge, found.temperature * factor)
         for m in range(3):
+            assert best < posterior(alpha, *np.where(np.arange(3) == m, factor, 1) * rest)
             other = alpha.copy()
             other[3 + m] *= factor
-            assert best < posterior(other / other.sum(), found.ridge, found.temperature)
+            assert best < posterior(other / other.sum(), *rest)
+
+
+def test_the_derivative_of_leaving_out(rng):
+    half = torch.from_numpy(rng.normal(size=(6, 6))).requires_grad_()
+    labels = torch.eye(2, dtype=torch.float64)[[0, 1, 1, 0, 1, 0]]
+
+    def residuals(half):
+        return ridge._Residuals.apply(half @ half.T + torch.eye(6, dtype=torch.float64), labels)
+
+    assert torch.autograd.gradcheck(residuals, half)
+
+
+def test_the_constant_does_not_hurry_into_a_poorer_optimum(rng):
+    """Classes by length alone: a kernel of a large constant and mixed powers is a local optimum, and not a good one."""
+    x = rng.normal(size=(300, 8))
+    target = np.digitize(np.linalg.norm(x, axis=1), [2.5, 3.1])
+    found = ridge.learn_kernel(*(torch.from_numpy(each) for each in (x, target, np.ones(300))), 3, degree=7)
+    assert found.loss < 0.58
 
 
 def test_the_kernel_follows_the_problem(rng):
-    x = rng.normal(size=(500, 6))
-    of_product = KernelHeadClassifier(degree=4).fit(x, x[:, 0] * x[:, 1] > 0).alpha_[3:]
-    of_sum = KernelHeadClassifier(degree=4).fit(x, x[:, 0] + x[:, 1] > 0).alpha_[3:]
-    assert of_product[1] > 0.6  # mostly quadratic
-    assert of_sum[0] > 0.7  # mostly linear
+    x, at = rng.normal(size=(500, 6)), rng.normal(size=(200, 6))
+    design = np.hstack([at, np.ones((200, 1))])
+
+    def linear_share(target):
+        """Of the decision's variance, what a linear function of the features explains; and the kernel."""
+        fitted = KernelHeadClassifier(degree=4).fit(x, target)
+        decision = fitted.decision_function(at)
+        rest = decision - design @ np.linalg.lstsq(design, decision)[0]
+        return 1 - rest.var() / decision.var(), fitted.alpha_[3:]
+
+    share, alpha = linear_share(x[:, 0] * x[:, 1] > 0)
+    assert share < 0.1
+    assert alpha[1] > 0.6  # mostly quadratic
+    assert linear_share(x[:, 0] + x[:, 1] > 0)[0] > 0.95
 
 
 def test_the_exact_head_is_kernel_ridge_regression_over_its_temperature(rng):
@@ -132,8 +173,7 @@ def test_the_exact_head_is_kernel_ridge_regression_over_its_temperature(rng):
     fitted = KernelHeadClassifier().fit(x, y)
 
     def chart(x):
-        points = np.hstack([(x - fitted.mean_) / fitted.scale_, np.full((len(x), 1), np.sqrt(3))])
-        return points / np.linalg.norm(points, axis=1, keepdims=True)
+        return on_the_sphere((x - fitted.mean_) / fitted.scale_, fitted.constant_)
 
     at = rng.normal(size=(7, 3))
     scores = numpy_scores(chart(x), np.eye(3)[y], np.ones(40), fitted.alpha_, fitted.ridge_, chart(at))
@@ -149,6 +189,15 @@ def test_the_best_temperature_gives_back_the_one_that_labels_were_drawn_at(rng):
     assert ridge.best_temperature(*tensors, start=0.1) == pytest.approx(0.5, rel=0.05)
 
 
+def test_the_temperature_of_faultless_scores_is_not_the_smallest():
+    scores, target = torch.eye(2, dtype=torch.float64).repeat(10, 1), torch.arange(20) % 2
+    found = ridge.best_temperature(scores, target, torch.full((20,), 3.0), start=1.0)
+    log_t = np.linspace(-2.5, 2.5, 100_001)
+    by_hand = np.exp(log_t[np.argmin(np.log1p(np.exp(-np.exp(-log_t))) + log_t**2 / 40)])
+    assert found == pytest.approx(by_hand, rel=0.03)
+    assert by_hand > 0.1
+
+
 # How well it does.
 
 
@@ -156,6 +205,17 @@ def test_digits_are_told_apart():
     x, y = load_digits(return_X_y=True)
     folds = StratifiedKFold(5, shuffle=True, random_state=0)
     assert cross_val_score(KernelHeadClassifier(random_state=0), x, y, cv=folds).mean() >= 0.983
+
+
+def test_features_are_scaled_apart_or_together_as_the_samples_would_have_it(rng):
+    """Deviations that say what matters are kept; where they are units of measurement, they are not."""
+    signal = rng.normal(size=(300, 3)) * 3
+    x, y = np.hstack([signal, rng.normal(size=(300, 20)) * 0.3]), (signal > 0).sum(1)
+    together = KernelHeadClassifier(random_state=0).fit(x, y)
+    np.testing.assert_allclose(together.scale_, np.sqrt(x.var(0).mean()))
+    units = np.r_[[1e-3] * 3, [1.0] * 20]
+    apart = KernelHeadClassifier(random_state=0).fit(x * units, y)
+    np.testing.assert_allclose(apart.scale_, x.std(0) * units)
 
 
 def test_length_alone_tells_classes_apart():
@@ -183,7 +243,7 @@ def test_probabilities_are_calibrated_by_the_exact_solver():
 
 
 def test_descent_learns_and_calibrates(monkeypatch):
-    monkeypatch.setattr(estimator, "ENOUGH", 20)
+    monkeypatch.setattr(estimator, "CALIBRATED", 5)
     x, y = make_moons(1500, noise=0.3, random_state=0)
     options = {**ADAM, "epochs": 40}
     fitted = KernelHeadClassifier(**options).fit(x[:1000], y[:1000])
@@ -199,7 +259,7 @@ def test_descent_learns_and_calibrates(monkeypatch):
 def test_calibration_scales_the_logits_alone(rng):
     points = torch.from_numpy(rng.normal(size=(400, 3)))
     samples = Samples(points, (points[:, 0] > 0).long(), torch.ones(400, dtype=torch.float64))
-    kernel = ridge.LearnedKernel(torch.tensor([0, 0, 0, 1.0], dtype=torch.float64), 0.3, 0.2, 0.0)
+    kernel = ridge.LearnedKernel(torch.tensor([0, 0, 0, 1.0], dtype=torch.float64), 0.3, 0.2, 1.0, 0.0)
     head = random_landmarks(samples, 2, 16, kernel, 0.1, torch.Generator().manual_seed(0)).eval()
     with torch.no_grad():
         head.mixing.normal_(generator=torch.Generator().manual_seed(0))
@@ -268,6 +328,42 @@ def test_weights_of_classes(rng, options):
     np.testing.assert_allclose(balanced.predict_proba(x), named.predict_proba(x), rtol=1e-6)
 
 
+@pytest.mark.parametrize("options", [{}, ADAM])
+def test_a_common_factor_of_weights_does_nothing(moons, rng, options):
+    x, y = moons
+    weight = rng.uniform(0.5, 2, 300)
+    plain = KernelHeadClassifier(**options).fit(x, y, sample_weight=weight)
+    small = KernelHeadClassifier(**options).fit(x, y, sample_weight=weight * 2.0**-30)
+    np.testing.assert_allclose(small.predict_proba(x), plain.predict_proba(x), rtol=1e-6)
+
+
+def test_equal_samples_are_merged(rng):
+    x = rng.normal(size=(4, 2)).astype(np.float32)
+    x[0, 0] = 0.0
+    twin = x.copy()
+    twin[0, 0] = -0.0
+    labels = np.array([0, 1, 0, 1, 0, 1, 0, 0])
+    features, target, weight = weigh(np.vstack([x, twin]), labels, np.arange(8.0), None, np.arange(2))
+    assert weight.mean() == pytest.approx(1)
+    totals = (weight * sum(range(8)) / weight.sum()).round(9)
+    merged = {(*row, label): total for *row, label, total in zip(*features.T, target, totals, strict=True)}
+    assert merged == {(*x[0], 0): 4, (*x[1], 1): 6, (*x[2], 0): 8, (*x[3], 1): 3, (*x[3], 0): 7}
+
+
+def test_descent_starts_from_how_frequent_classes_are_and_what_kernel_values_are(rng):
+    points = torch.from_numpy(rng.normal(size=(50, 3)))
+    weight = torch.from_numpy(rng.uniform(1, 2, 50))
+    samples = Samples(points, torch.arange(50) % 5 // 2, weight)  # classes 0, 0, 1, 1, 2
+    kernel = ridge.LearnedKernel(torch.tensor([0, 0, 0, 0.4, 0.6], dtype=torch.float64), 0.3, 0.2, 1.0, 0.0)
+    head = random_landmarks(samples, 3, 8, kernel, 0.1, torch.Generator().manual_seed(0)).eval()
+    shares = np.bincount(samples.target, weight) / weight.sum().item()
+    np.testing.assert_allclose(head(points).detach() * 0.2, np.tile(shares, (50, 1)))
+    unit = points.numpy() / np.linalg.norm(points, axis=1, keepdims=True)
+    values = 2 * power_kernel(unit, head.weight.detach().numpy(), kernel.alpha.numpy())
+    np.testing.assert_allclose(head.norm.running_mean, values.mean(0), atol=1e-9)
+    np.testing.assert_allclose(head.norm.running_var, values.var(0), atol=1e-9)
+
+
 def test_weights_move_the_descent(moons):
     x, y = moons
     flipped = np.concatenate([y, 1 - y])
@@ -303,6 +399,31 @@ def test_a_random_state_makes_it_the_same_and_pickles_keep_it(moons, options):
         assert not np.array_equal(other.predict_proba(x), first.predict_proba(x))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_solves_the_same_exactly_and_its_pickle_needs_none(moons):
+    x, y = moons
+    here = KernelHeadClassifier(random_state=0, device="cpu").fit(x, y)
+    there = KernelHeadClassifier(random_state=0).fit(x, y)
+    assert there.head_.weight.is_cuda
+    np.testing.assert_allclose(there.predict_proba(x), here.predict_proba(x), atol=1e-4)
+    again = pickle.loads(pickle.dumps(there)).set_params(device="cpu")
+    assert not again.head_.weight.is_cuda
+    np.testing.assert_allclose(again.predict_proba(x), there.predict_proba(x), atol=1e-9)
+    np.testing.assert_array_equal(there.predict(x), again.predict(x))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_descends_as_well_and_goes_on_elsewhere(moons):
+    x, y = moons
+    scores = {}
+    for device in ("cpu", "cuda"):
+        model = KernelHeadClassifier(**ADAM, epochs=60, device=device).fit(x[:200], y[:200])
+        scores[device] = model.partial_fit(x[:200], y[:200]).score(x[200:], y[200:])
+        again = model.set_params(device="cpu").partial_fit(x[:200], y[:200])
+        assert again.score(x[200:], y[200:]) > 0.9
+    assert scores["cuda"] == pytest.approx(scores["cpu"], abs=0.05)
+
+
 def test_early_stopping_keeps_the_best_and_says_how_it_goes(moons, capsys):
     x, y = moons
     noisy = np.where(np.random.default_rng(0).random(300) < 0.3, 1 - y, y)
@@ -316,6 +437,7 @@ def test_early_stopping_keeps_the_best_and_says_how_it_goes(moons, capsys):
     assert len(losses) == len(fitted.loss_curve_) < 50
     assert len(losses) - 1 - int(np.argmin(losses)) == 2
 
+    x, noisy, _ = weigh(x, noisy, np.ones(300), None, fitted.classes_)  # for the order alone: none is repeated
     held_out = np.random.RandomState(0)
     held_out.permutation(300)  # the kernel's samples came first
     index = held_out.permutation(300)[:30]
@@ -369,7 +491,7 @@ def test_partial_fit_goes_on_from_a_fit_and_a_fit_starts_anew(moons, options):
 def test_a_step_of_descent_leaves_the_constant_coordinate_alone(rng):
     points = torch.from_numpy(rng.normal(size=(8, 3)).astype(np.float32))
     samples = Samples(points, torch.tensor([0, 1] * 4), torch.ones(8))
-    kernel = ridge.LearnedKernel(torch.tensor([0, 0, 0, 1.0]), 0.3, 0.2, 0.0)
+    kernel = ridge.LearnedKernel(torch.tensor([0, 0, 0, 1.0]), 0.3, 0.2, 1.0, 0.0)
     generator = torch.Generator().manual_seed(0)
     head = random_landmarks(samples, 2, 4, kernel, 0.1, generator)
     seen = []
@@ -385,7 +507,7 @@ def test_the_head_is_a_layer_of_its_own(moons):
     x, y = moons
     fitted = KernelHeadClassifier().fit(x, y)
     assert isinstance(fitted.head_, KernelClassifier)
-    points = np.hstack([(x - fitted.mean_) / fitted.scale_, np.full((300, 1), 2**0.5)])
+    points = np.hstack([(x - fitted.mean_) / fitted.scale_, np.full((300, 1), fitted.constant_)])
     logits = fitted.head_(torch.from_numpy(points)).detach().numpy()
     np.testing.assert_allclose(logits[:, 1] - logits[:, 0], fitted.decision_function(x))
 
@@ -410,11 +532,27 @@ def test_predictions_in_blocks(monkeypatch, moons):
         ({"epochs": True}, "epochs must be a positive integer, got True"),
         ({"learning_rate": -1}, "learning_rate must be positive and finite, got -1"),
         ({"validation_fraction": 1.0}, "validation_fraction must lie between 0 and 1, got 1.0"),
+        ({"device": "gpu"}, "unknown device 'gpu'; choose auto, cpu or cuda"),
     ],
 )
 def test_parameters_out_of_range(moons, options, sentence):
     with pytest.raises(ValueError, match=sentence):
         KernelHeadClassifier(**options).fit(*moons)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_a_sentence_says_so(moons):
+    fitted = KernelHeadClassifier().fit(*moons).set_params(device="cuda")  # as a pickle from elsewhere
+    with pytest.raises(ValueError, match="there is no CUDA device here"):
+        fitted.predict(moons[0])
+    assert fitted.set_params(device="auto").score(*moons) > 0.9
+
+
+@pytest.mark.parametrize("options", [{}, ADAM])
+def test_two_samples_are_enough(options):
+    np.testing.assert_array_equal(
+        KernelHeadClassifier(**options).fit([[0.0], [1.0]], ["a", "b"]).predict([[0], [1]]), ["a", "b"]
+    )
 
 
 def test_one_class_is_refused_and_constant_features_are_not(moons):
@@ -451,5 +589,5 @@ def test_without_scikit_learn_a_sentence_says_what_brings_it():
 def test_the_example_runs(capsys):
     runpy.run_path(str(EXAMPLE), run_name="__main__")
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "KernelHeadClassifier: 98.50 %"
+    assert lines[0] == "KernelHeadClassifier: 98.94 %"
     assert lines[-1].startswith("degree 7: ")

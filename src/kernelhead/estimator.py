@@ -1,5 +1,6 @@
 """The kernel head as a scikit-learn classifier: feature vectors in, classes out."""
 
+import copy
 from numbers import Integral, Real
 from typing import Any, Self
 
@@ -9,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
-    from sklearn.utils import check_random_state, compute_class_weight
+    from sklearn.utils import check_random_state
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 except ImportError as error:
@@ -20,6 +21,7 @@ except ImportError as error:
 
 from kernelhead.landmark_training import Samples, Trainer, calibrate, exact_head, random_landmarks, train
 from kernelhead.ridge import LearnedKernel, learn_kernel
+from kernelhead.weighting import weigh
 
 SOLVERS = ("auto", "exact", "adam")
 EXACT_SAMPLES = 10_000  # "auto" solves exactly up to so many: the time grows with their cube, memory with their square
@@ -34,14 +36,16 @@ Array = NDArray[Any]
 class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A classifier in a reproducing kernel Hilbert space that learns its own kernel.
 
-    Features are standardised, a constant coordinate is appended, and the result is scaled to unit length, which maps
-    the whole space onto a half sphere: no length is lost. There the kernel is k(t) = sum_m a_m t^m with a_m >= 0. Its
-    coefficients, the ridge and the softmax's temperature are those of the best leave-one-out likelihood.
+    Features are centred and scaled, a constant coordinate is appended, and the result is scaled to unit length, which
+    maps the whole space onto a half sphere: no length is lost. There the kernel is k(t) = sum_m a_m t^m with a_m >= 0.
+    Its coefficients, the length of the constant, the ridge and the softmax's temperature are those of the best
+    leave-one-out likelihood, which also chooses whether each feature is scaled by its own deviation, or all by one
+    factor.
 
     Args:
         solver: "exact" mixes the kernel's values at all training samples, by kernel ridge regression. "adam" mixes
             those at `landmarks` points, which it moves along with the kernel by gradient descent; it takes time and
-            memory in proportion to the samples. "auto" is "exact" up to 10,000 samples.
+            memory in proportion to the samples. "auto" is "exact" up to 10,000 samples, unless `early_stopping`.
         degree: where the kernel's series ends.
         landmarks: how many points "adam" has.
         epochs: how often "adam" goes through the samples.
@@ -53,14 +57,15 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         patience: see there.
         class_weight: None, "balanced", or a weight for each class.
         random_state: an int makes every fit the same.
-        device: "auto" (a GPU where there is one), or a device of PyTorch.
+        device: "auto" (a CUDA device where there is one), or a device of PyTorch that knows float64.
         verbose: print how it goes on.
 
     Attributes:
         classes_: (C,), sorted.
-        head_: the `KernelClassifier` over standardised features with the constant appended, (N, D + 1) -> (N, C).
+        head_: the `KernelClassifier` over scaled features with the constant appended, (N, D + 1) -> (N, C), float64.
         alpha_: the kernel's coefficients (degree + 3,), ordered a_{-2}, a_{-1}, a_0 .. a_M, with k(1) = 1.
-        mean_, scale_: (D,), what features are standardised by.
+        mean_, scale_: (D,), what is taken from features, and what they are divided by.
+        constant_: the length of the constant coordinate.
         ridge_, loss_: found by leave-one-out on some samples, and the mean log-loss it had there.
         temperature_: what scores are divided by to be logits.
         solver_: "exact" or "adam".
@@ -99,18 +104,17 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         self.verbose = verbose
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Learn from features X (N, D) and labels y (N,) of any kind. A weight of 2 counts as the same sample twice."""
+        """Learn from features X (N, D) and labels y (N,) of any kind.
+
+        A sample of weight 2 counts as the same sample twice; a common factor of all weights does nothing.
+        """
         self._check_parameters()
         features, labels, weight = self._validate(X, y, sample_weight)
         self.classes_, target = np.unique(labels, return_inverse=True)
-        weight = self._class_weighted(target, weight)
-        features, target, weight = features[weight > 0], target[weight > 0], weight[weight > 0]
-        present = len(np.unique(target))
-        if present < 2:
-            raise ValueError(f"KernelHeadClassifier needs samples of two classes or more, got {present} class")
+        features, target, weight = weigh(features, target, weight, self.class_weight, self.classes_)
+        if len(np.unique(target)) < 2:
+            raise ValueError("KernelHeadClassifier needs samples of two classes or more, got 1 class")
         self.solver_ = self._choose_solver(len(features))
-        if self.solver_ == "exact":
-            features, target, weight = _merge_repeated(features, target, weight)
         random = check_random_state(self.random_state)
         kernel = self._start(features, target, weight, random)
         samples = self._samples(features, target, weight)
@@ -118,8 +122,7 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         if self.solver_ == "exact":
             n = len(samples)
             asked = None if n <= LEFT_OUT else torch.from_numpy(random.permutation(n)[:LEFT_OUT])
-            head, self.temperature_ = exact_head(samples, len(self.classes_), kernel, asked)
-            self.head_ = head.cpu()
+            self.head_, self.temperature_ = exact_head(samples, len(self.classes_), kernel, asked)
             self.loss_curve_: list[float] = []
         else:
             self._descend(samples, kernel, random)
@@ -144,14 +147,14 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         )
         if held is not None and len(held) >= ENOUGH:
             self.temperature_ = calibrate(trainer.head, held, self.temperature_)
-        self.head_ = trainer.head.cpu()
+        self.head_ = trainer.head.double()
 
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
     ) -> Self:
         """Go through X (N, D) and y (N,) once, by gradient descent at half the learning rate, without forgetting.
 
-        The first call names all `classes`, unless a fit came before; it fixes the standardisation and where the
+        The first call names all `classes`, unless a fit came before; it fixes the scaling and where the
         landmarks start, and should therefore be given some hundred samples. After an exact fit only the mixing goes on.
         """
         self._check_parameters()
@@ -167,18 +170,18 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         if len(unknown):
             raise ValueError(f"label {unknown[0]!r} is none of the classes {self.classes_}")
         target = np.searchsorted(self.classes_, labels)
-        weight = self._class_weighted(target, weight)
-        features, target, weight = features[weight > 0], target[weight > 0], weight[weight > 0]
+        features, target, weight = weigh(features, target, weight, self.class_weight, self.classes_)
         random = check_random_state(self.random_state)
         kernel = None
         if first:
             self.solver_, self.loss_curve_ = "adam", []
             kernel = self._start(features, target, weight, random)
         samples = self._samples(features, target, weight)
-        trainer = getattr(self, "_trainer", None) or self._new_trainer(samples, random, kernel)
-        trainer.head.to(samples.points.device)
+        trainer = getattr(self, "_trainer", None)
+        if trainer is None or trainer.head.weight.device != samples.points.device:
+            trainer = self._new_trainer(samples, random, kernel)
         self.loss_curve_.append(trainer.epoch(samples, self.batch_size, lambda share: 0.5))
-        self.head_, self._trainer = trainer.head.cpu(), trainer
+        self.head_, self._trainer = copy.deepcopy(trainer.head).double(), trainer
         self._tell(len(self.loss_curve_), self.loss_curve_[-1], None)
         return self
 
@@ -215,60 +218,52 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             _check_sample_weight(sample_weight, features, dtype=np.float64, ensure_non_negative=True),
         )
 
-    def _class_weighted(self, target: Array, weight: Array) -> Array:
-        if self.class_weight is None:
-            return weight
-        indices = np.unique(target)
-        if self.class_weight == "balanced":  # by the weights of the samples, as if they were repeated
-            totals = np.bincount(target, weight, minlength=len(self.classes_))
-            each = weight.sum() / (np.count_nonzero(totals) * np.where(totals > 0, totals, 1))
-        else:
-            each = np.ones(len(self.classes_))
-            names = self.classes_[indices]
-            each[indices] = compute_class_weight(self.class_weight, classes=names, y=names)
-        weighted: Array = weight * each[target]
-        return weighted
-
     def _choose_solver(self, n: int) -> str:
         if self.solver != "auto":
             return self.solver
         return "exact" if n <= EXACT_SAMPLES and not self.early_stopping else "adam"
 
     def _start(self, features: Array, target: Array, weight: Array, random: np.random.RandomState) -> LearnedKernel:
-        """Standardise, and learn the kernel from a part of the samples."""
+        """Learn the kernel from a part of the samples, with features scaled one way and the other; keep the better."""
         wide = features.astype(np.float64, copy=False)
         self.mean_ = np.average(wide, axis=0, weights=weight)
         deviation = np.sqrt(np.average((wide - self.mean_) ** 2, axis=0, weights=weight))
-        constant = deviation <= 10 * np.finfo(features.dtype).eps * np.abs(self.mean_)
-        self.scale_ = np.where(constant, 1.0, deviation)
+        varies = deviation > 10 * np.finfo(features.dtype).eps * np.abs(self.mean_)
+        common = np.sqrt(np.mean(deviation[varies] ** 2)) if varies.any() else 1.0
+        own = np.where(varies, deviation, common)
+        # Deviations are units of measurement, and say nothing; or they are signal, and the smallest are mostly noise.
+        scales = [own] if np.allclose(own, common, rtol=0.01) else [own, np.full_like(own, common)]
         most = LEFT_OUT if self.solver_ == "exact" else LEFT_OUT // 2  # "adam" goes on learning the kernel
         part = random.permutation(len(target))[:most] if len(target) > most else np.arange(len(target))
-        few = self._samples(features[part], target[part], weight[part], np.float64)
-        unit = torch.nn.functional.normalize(few.points)
-        kernel = learn_kernel(unit, few.target, few.weight, len(self.classes_), self.degree)
-        self.ridge_, self.temperature_, self.loss_ = kernel.ridge, kernel.temperature, kernel.loss
+        labels, weights = (torch.from_numpy(each[part]).to(self._device()) for each in (target, weight))
+
+        def learned(scale: Array) -> LearnedKernel:
+            points = torch.from_numpy((wide[part] - self.mean_) / scale).to(self._device())
+            return learn_kernel(points, labels, weights, len(self.classes_), self.degree)
+
+        kernel, self.scale_ = min(((learned(scale), scale) for scale in scales), key=lambda found: found[0].loss)
+        self.constant_, self.ridge_ = kernel.constant, kernel.ridge
+        self.temperature_, self.loss_ = kernel.temperature, kernel.loss
         if self.verbose:
             print(f"leave-one-out log-loss {self.loss_:.4f} on {len(part)} samples, ridge {self.ridge_:.3g}")
         return kernel
 
     def _chart(self, features: Array, dtype: Any) -> torch.Tensor:
-        """Features (N, D), standardised, with a constant coordinate as long as they are: (N, D + 1)."""
+        """Features (N, D), scaled, with the constant coordinate: (N, D + 1)."""
         points = np.empty((features.shape[0], features.shape[1] + 1), dtype)
         points[:, :-1] = (features - self.mean_) / self.scale_
-        points[:, -1] = features.shape[1] ** 0.5
+        points[:, -1] = self.constant_
         return torch.from_numpy(points).to(self._device())
 
-    def _samples(self, features: Array, target: Array, weight: Array, dtype: Any = None) -> Samples:
-        dtype = dtype or (np.float64 if self.solver_ == "exact" else np.float32)
-        device = self._device()
-        points = self._chart(features, dtype)
-        return Samples(points, torch.from_numpy(target).to(device), torch.from_numpy(weight).to(points))
+    def _samples(self, features: Array, target: Array, weight: Array) -> Samples:
+        points = self._chart(features, np.float64 if self.solver_ == "exact" else np.float32)
+        return Samples(points, torch.from_numpy(target).to(points.device), torch.from_numpy(weight).to(points))
 
     def _new_trainer(self, samples: Samples, random: np.random.RandomState, kernel: LearnedKernel | None) -> Trainer:
         """For a new head with this kernel, or, without one, for the head that is there."""
         generator = torch.Generator(samples.points.device).manual_seed(int(random.randint(2**31 - 1)))
         if kernel is None:
-            head = self.head_.to(samples.points.device)
+            head = copy.deepcopy(self.head_).to(samples.points)
         else:
             head = random_landmarks(samples, len(self.classes_), self.landmarks, kernel, NOISE, generator)
         exact = self.solver_ == "exact"
@@ -283,9 +278,11 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the state of Adam, which may be on a GPU: a pickle can be read anywhere."""
+        """Without the state of Adam, and with the head on the CPU: a pickle can be read where there is no GPU."""
         state = dict(super().__getstate__())
         state.pop("_trainer", None)
+        if "head_" in state:
+            state["head_"] = copy.deepcopy(state["head_"]).cpu()
         return state
 
     def _tell(self, epoch: int, loss: float, held_out: float | None) -> None:
@@ -296,21 +293,26 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     def _logits(self, X: ArrayLike) -> Array:
         check_is_fitted(self, "head_")
         features = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
-        head = self.head_.to(self._device())
-        rows = max(1, BLOCK // head.weight.shape[0])
-        dtype = np.float64 if head.weight.dtype == torch.float64 else np.float32
+        self.head_.to(self._device())  # a pickle left it on the CPU, or `device` is another now
+        rows = max(1, BLOCK // self.head_.weight.shape[0])
         with torch.no_grad():
+            # In float64, whatever it was fitted in: a row's logits should not depend on the rows beside it.
             parts = [
-                head(self._chart(features[start : start + rows], dtype)).double().cpu().numpy()
+                self.head_(self._chart(features[start : start + rows], np.float64)).cpu().numpy()
                 for start in range(0, len(features), rows)
             ]
-        head.cpu()
         return np.concatenate(parts)
 
     def _device(self) -> torch.device:
         if self.device == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return torch.device(self.device)
+        try:
+            device = torch.device(self.device)
+        except (RuntimeError, TypeError):
+            raise ValueError(f"unknown device {self.device!r}; choose auto, cpu or cuda") from None
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ValueError("there is no CUDA device here; set_params(device='auto') takes what there is")
+        return device
 
     def _check_parameters(self) -> None:
         if self.solver not in SOLVERS:
@@ -323,10 +325,3 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             raise ValueError(f"learning_rate must be positive and finite, got {self.learning_rate!r}")
         if not isinstance(self.validation_fraction, Real) or not 0 < self.validation_fraction < 1:
             raise ValueError(f"validation_fraction must lie between 0 and 1, got {self.validation_fraction!r}")
-
-
-def _merge_repeated(features: Array, target: Array, weight: Array) -> tuple[Array, Array, Array]:
-    """Equal samples as one of their common weight. Leave-one-out would take one's copy for a prediction of it."""
-    rows = np.column_stack([features, target])
-    _, first, group = np.unique(rows, axis=0, return_index=True, return_inverse=True)
-    return features[first], target[first], np.bincount(group.reshape(-1), weight)

@@ -15,6 +15,7 @@ from kernelhead.ridge import LearnedKernel, best_temperature, solve
 
 LANDMARK_PACE, MIXING_PACE = 2.0, 0.1  # learning rates over that of the kernel's coefficients
 WARM_UP = 0.1  # of all steps
+SEEN = 1024  # samples that the standardisation of kernel values starts from
 
 Watch = Callable[[int, float, float | None], None]  # epoch, training loss, validation loss
 
@@ -83,11 +84,15 @@ def exact_head(
 def random_landmarks(
     samples: Samples, num_classes: int, landmarks: int, kernel: LearnedKernel, jitter: float, generator: torch.Generator
 ) -> KernelClassifier:
-    """A head that says nothing yet, with samples at random as landmarks; jittered where there are too few of them."""
+    """A head that knows how frequent classes are, with samples at random as landmarks.
+
+    Where there are too few of them, copies are jittered.
+    """
     # Coefficients of about one, so that Adam's steps suit them; standardised values don't know their common scale.
     alpha = kernel.alpha * (kernel.alpha.shape[0] - 3)
     head = _empty_head(samples, num_classes, landmarks, alpha)
     assert head.mixing is not None
+    assert head.bias is not None
     n = len(samples)
     order = torch.randperm(n, generator=generator, device=samples.points.device)
     chosen = samples.points[order.repeat(-(-landmarks // n))[:landmarks]]
@@ -95,6 +100,12 @@ def random_landmarks(
     with torch.no_grad():
         head.weight.copy_(F.normalize(chosen))
         head.mixing.zero_()
+        totals = F.one_hot(samples.target, num_classes).to(samples.weight).T @ samples.weight
+        head.bias.copy_(totals / totals.sum() / kernel.temperature)
+        # A few steps would leave the running statistics where they start: 0 and 1 are far from any kernel's.
+        values = kernel_mean(samples.points[order[:SEEN]], head.weight, head.alpha)
+        head.norm.running_mean.copy_(values.mean(0))  # type: ignore[union-attr]
+        head.norm.running_var.copy_(values.var(0, unbiased=False))  # type: ignore[union-attr]
     return head
 
 
