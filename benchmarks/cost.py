@@ -21,7 +21,7 @@ import torch
 from kernelhead.backbones import count_parameters
 from kernelhead.data.resident import ResidentImages, channel_statistics
 from kernelhead.heads import KernelClassifier
-from kernelhead.paper.beyond import BEST, SIZES
+from kernelhead.paper.beyond import OVER_PLACES, SIZES
 from kernelhead.results import environment, write_bytes
 from kernelhead.train.loop import Moment, Run, train
 from kernelhead.train.schedule import Schedule
@@ -34,7 +34,7 @@ HEADS: dict[str, tuple[str, dict[str, Any]]] = {
     "the paper's layer": ("kernel", {}),
     "4 prototypes": ("kernel", {"prototypes": 4}),
     **{f"expansion {size}": ("expansion", {"width": size}) for size in SIZES},
-    **{f"landmarks {size}": ("kernel", {**BEST, "landmarks": size}) for size in SIZES},
+    **{f"landmarks {size}": ("kernel", {**OVER_PLACES, "landmarks": size}) for size in SIZES},
 }
 
 

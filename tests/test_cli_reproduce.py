@@ -21,9 +21,9 @@ COUNTS = {
     "kernels": (18, 30),
     "rectification": (24, 40),
     "activations": (24, 40),
-    "landmarks": (96, 160),
-    "saturation": (45, 69),
-    "beyond": (100, 140),
+    "landmarks": (300, 540),
+    "saturation": (125, 225),
+    "beyond": (120, 168),
 }
 
 

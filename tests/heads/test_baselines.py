@@ -93,6 +93,15 @@ def test_expansion(training, normalized, standardized):
     np.testing.assert_allclose(head(tokens).detach(), expected, rtol=1e-9, atol=1e-11)
 
 
+def test_expansion_of_vectors_is_that_of_one_place():
+    head, _ = make("expansion", width=7, normalized=True, standardized=True)
+    twin, _ = make("expansion", width=7, normalized=True, standardized=True, places=False)
+    twin.load_state_dict(head.state_dict())
+    assert (head.pools, twin.pools) == (True, False)
+    x = torch.randn(N, D, dtype=torch.float64)
+    torch.testing.assert_close(twin(x), head(x[:, :, None, None]))
+
+
 def test_expansion_is_512_wide_unless_told():
     sizes = {name: tuple(p.shape) for name, p in create_head("expansion", D, C).named_parameters()}
     assert sizes["expand.weight"] == (512, D, 1, 1)

@@ -20,6 +20,7 @@ CASES = {
     "second_order-tokens": ("second_order", {}, TOKENS),
     "expansion": ("expansion", {"width": 6}, MAPS),
     "expansion-normalized": ("expansion", {"width": 6, "normalized": True, "standardized": True}, MAPS),
+    "expansion-vectors": ("expansion", {"width": 6, "places": False}, VECTORS),
     "expansion-tokens": ("expansion", {"width": 6}, TOKENS),
     "kernel": ("kernel", {}, VECTORS),
     "kernel-degree-1": ("kernel", {"degree": 1}, VECTORS),
@@ -293,7 +294,7 @@ def test_sizes_must_be_positive_integers(name, argument, size):
         (
             "expansion",
             {"degree": 3},
-            r"head 'expansion' has no option 'degree'; it takes width, normalized, standardized$",
+            r"head 'expansion' has no option 'degree'; it takes width, normalized, standardized, places$",
         ),
         ("softmax", {"degree": 3}, r"head 'softmax' has no option 'degree'; it takes none$"),
         ("expansion", {"width": 0}, r"needs width to be a positive integer, got 0$"),
@@ -323,6 +324,7 @@ def test_create_head_names_what_it_does_not_know(name, options, message):
         ({"degree": 2.0}, r"needs degree to be a positive integer, got 2\.0$"),
         ({"prototypes": 0}, r"needs prototypes to be a positive integer, got 0$"),
         ({"landmarks": 0}, r"needs landmarks to be a positive integer, got 0$"),
+        ({"landmarks": 4, "eps": 0.0}, r"eps must be positive and finite, got 0\.0$"),
         ({"standardize": False}, r"standardize is about the kernel values of landmarks, and there are none$"),
         ({"landmarks": 4, "prototypes": 2}, r"use either landmarks or prototypes, not both$"),
         *(

@@ -171,6 +171,25 @@ def test_landmarks(pool):
     np.testing.assert_allclose(head.eval()(x).detach(), logits(*running), rtol=1e-9, atol=1e-10)
 
 
+def test_eps_of_landmarks():
+    head, x = make(landmarks=5, eps=1e-3), vectors(9)
+    exactly = make(landmarks=5, eps=1e-12)
+    exactly.load_state_dict(head.state_dict())
+    n = numbers(head)
+    values = P.polyval(cosines(head, x), np.maximum(n["raw_alpha"][2:], 0))
+    for one, eps in ((head, 1e-3), (exactly, 1e-12)):
+        standard = (values - values.mean(0)) / np.sqrt(values.var(0) + eps)
+        np.testing.assert_allclose(one.train()(x).detach(), standard @ n["mixing"].T + n["bias"], rtol=1e-8, atol=1e-9)
+
+
+def test_one_sample_cannot_be_standardised():
+    head = make(landmarks=5)
+    assert head.eval()(vectors(1)).shape == (1, C)
+    with pytest.raises(ValueError, match="train with two or more"):
+        head.train()(vectors(1))
+    assert make(landmarks=5, standardize=False).train()(vectors(1)).shape == (1, C)
+
+
 def test_landmarks_as_they_are():
     head, x = make(landmarks=5, standardize=False, temperature=0.5, coefficients="softplus"), vectors(9)
     n = numbers(head)

@@ -180,9 +180,9 @@ def test_the_papers_arrangement(store, write):
     assert [row[0] for row in made.rows] == [f"ResNet-{depth}" for depth in (8, 14, 20, 32, 44, 56)]
     assert made.rows[0][1:4] == ["81.00 ± 1.41 (2) (83.73)", "diverged (82.45)", "not run (84.03)"]
     made = overview(EXPERIMENTS["beyond"], store, TUNED)
-    assert made.columns[1:6] == [f"{head} CIFAR-100" for head in ("SM", "SOP", "EXP", "Ours", "Best")]
-    assert made.rows[5][1:6] == ["not run (71.23)", "not run (73.12)", "not run", "not run (74.10)", "not run"]
-    assert made.rows[0][6:] == ["not run (83.73)", "not run (84.03)", "not run", "not run (86.93)", "not run"]
+    assert made.columns[1:6] == [f"{head} CIFAR-100" for head in ("SM", "SOP", "EXP", "EXN", "Kernel")]
+    assert made.rows[5][1:6] == ["not run (71.23)", "not run (73.12)", "not run", "not run", "not run (74.10)"]
+    assert made.rows[0][7:] == ["not run (83.73)", "not run (84.03)", *2 * ["not run"], "not run (86.93)", "not run"]
 
 
 def test_details_by_hand(store, write):
@@ -208,5 +208,6 @@ def test_a_run_without_likelihood(store, write):
 def test_dead_coefficients_are_those_of_relu(store, write):
     write(store, cell_of("activations", "sigmoid", "ResNet-56"), PAPER, {0: 70.0}, alpha=[0.0] * 10)
     write(store, cell_of("kernels", "Gaussian RBF kernel", "ResNet-56"), PAPER, {0: 70.0}, alpha=[0.0] * 10)
-    for name in ("activations", "kernels"):
-        assert len(details(EXPERIMENTS[name], store, [PAPER]).notes) == 1
+    assert len(details(EXPERIMENTS["activations"], store, [PAPER]).notes) == 1
+    _, *notes = details(EXPERIMENTS["kernels"], store, [PAPER]).notes
+    assert notes == ["The whole kernel ended at zero: Gaussian RBF kernel, ResNet-56, paper, seed 0."]

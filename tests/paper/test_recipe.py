@@ -141,20 +141,14 @@ def test_keys_tell_recipes_apart_and_are_names_of_folders():
         same = by_key.setdefault((recipe.data, recipe.key), recipe)
         assert (same.backbone, same.backbone_options) == (recipe.backbone, recipe.backbone_options)
         assert (same.head, same.head_options) == (recipe.head, recipe.head_options)
-        assert (same.subset, same.teacher, same.chosen_as) == (recipe.subset, recipe.teacher, recipe.chosen_as)
+        assert (same.subset, same.teacher) == (recipe.subset, recipe.teacher)
     lower = [(data, key.lower()) for data, key in by_key]
     assert len(set(lower)) == len(lower)  # some file systems do not tell a from A
     # 2 CIFAR tables, transfer, distillation, 84 subsets and the seed models, what the ablations add with two depths,
-    assert len([key for key in by_key if not re.search("expansion|landmarks|prototypes", key[1])]) == (
-        30 + 30 + 8 + 4 + 86 + 2 * (2 + 2 + 3)
-    )
-    # what `landmarks` and `saturation` add, with what is chosen, and `beyond`: two data sets at six depths.
-    expansions = {8: 6 + 3, 20: 1 + 3}
-    kernels = {8: 10 + 5, 20: 10}
-    prototypes = 7 + 2
-    deeper = 2 * 2 * 6 - 2 * 2  # depths 8 and 20 of CIFAR-100 are above
-    total = sum(expansions.values()) + sum(kernels.values()) + prototypes + deeper
-    assert len(by_key) == 30 + 30 + 8 + 4 + 86 + 2 * (2 + 2 + 3) + total
+    papers = 30 + 30 + 8 + 4 + 86 + 2 * (2 + 2 + 3)
+    # what `landmarks` adds but softmax, second-order pooling and the paper's layer, then `saturation` but its first two
+    # and 512 landmarks or channels, and `beyond`: three more heads at six depths of two data sets, six of them above.
+    assert len(by_key) == papers + 2 * (30 - 3) + (25 - 4) + (3 * 12 - 2 * 3)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +274,7 @@ def test_protocols():
         ("active", ["30 %", "Ours k-center ResNet-20"], 1),
         ("activations", ["none", "relu"], 4),
         ("activations", ["none", "relu", "ResNet-20"], 2),
-        ("beyond", ["CIFAR-100", "Best", "SM", "ResNet-8", "ResNet-20"], 4),
+        ("beyond", ["CIFAR-100", "Landmarks", "SM", "ResNet-8", "ResNet-20"], 4),
     ],
 )
 def test_rows_and_columns_by_name(table, only, count):
@@ -291,6 +285,13 @@ def test_rows_and_columns_by_name(table, only, count):
 def test_an_unknown_row_is_refused():
     with pytest.raises(ValueError, match="cifar10 has no row or column 'ResNet-9'; it has KER, LIN, Ours, ResNet-14"):
         chosen_recipes(EXPERIMENTS["cifar10"], ["SM", "ResNet-9"])
+
+
+def test_names_that_no_cell_has_together_are_refused():
+    with pytest.raises(ValueError, match="beyond has no cell that is all of 'SM CIFAR-100', 'CIFAR-10'"):
+        chosen_recipes(EXPERIMENTS["beyond"], ["SM CIFAR-100", "CIFAR-10"])
+    with pytest.raises(ValueError, match="expansion, 'expansion, places normalised', "):
+        chosen_recipes(EXPERIMENTS["landmarks"], ["expansion, normalised"])
 
 
 def test_strategies_are_those_of_active_learning():

@@ -97,7 +97,8 @@ def reproduce(table, runs, *options):
 
 
 def results_below(folder):
-    return {str(path.relative_to(folder)): load_result(path, NEEDED) for path in sorted(folder.rglob("*.json"))}
+    paths = sorted(path for path in folder.rglob("*.json") if path.parent.name != runner.PARTIAL)
+    return {str(path.relative_to(folder)): load_result(path, NEEDED) for path in paths}
 
 
 def numbers_below(folder):
@@ -317,20 +318,23 @@ def test_several_at_once_and_interruptions_change_no_number(shallow, small, tmp_
     assert numbers_below(tmp_path / "stopped") == plain
 
 
-def test_a_training_goes_on_in_its_middle(shallow, small, tmp_path, monkeypatch):
-    settings = replace(image_settings(only=("Ours ResNet-20", "rectified features")), epochs=3)
-    runner.run(EXPERIMENTS["rectification"], tmp_path / "plain", settings, ignore)
+def run_and_stop(table, root, settings):
+    """Send SIGTERM in the second epoch."""
 
     def stop(now):
         if now.moment is not None and now.moment.epoch == 2:
             signal.raise_signal(signal.SIGTERM)
 
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            runner.run(EXPERIMENTS["rectification"], tmp_path / "stopped", settings, stop)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(EXPERIMENTS[table], root, settings, stop)
+
+
+def test_a_training_goes_on_in_its_middle(shallow, small, tmp_path, monkeypatch):
+    settings = replace(image_settings(only=("Ours ResNet-20", "rectified features")), epochs=3)
+    runner.run(EXPERIMENTS["rectification"], tmp_path / "plain", settings, ignore)
+
+    run_and_stop("rectification", tmp_path / "stopped", settings)
     assert not results_below(tmp_path / "stopped")
     assert list((tmp_path / "stopped" / ".partial").iterdir())
     steps = []
@@ -343,6 +347,58 @@ def test_a_training_goes_on_in_its_middle(shallow, small, tmp_path, monkeypatch)
     assert steps == [3]
     assert not list((tmp_path / "stopped" / ".partial").iterdir())
     assert numbers_below(tmp_path / "stopped") == numbers_below(tmp_path / "plain")
+
+
+def test_a_group_that_was_stopped_goes_on_among_others(shallow, small, tmp_path, monkeypatch):
+    """Also with other seeds, other cells and another number at once; and its seconds are those of both parts."""
+    settings = replace(image_settings(only=("Ours ResNet-20",)), epochs=3)
+    runner.run(EXPERIMENTS["rectification"], tmp_path / "plain", settings, ignore)
+    clock = iter(range(0, 10**9, 10))
+    monkeypatch.setattr(runner.time, "perf_counter", lambda: next(clock))
+    run_and_stop("rectification", tmp_path / "stopped", replace(settings, at_once=4))
+    (note,) = (tmp_path / "stopped" / ".partial").glob("*.json")
+    told = json.loads(note.read_text())
+    assert len(told["paths"]) == 4
+    assert told["seconds"] > 0
+    seen = []
+    other = replace(settings, only=("ResNet-20",), seeds=2, at_once=3)
+    runner.run(EXPERIMENTS["rectification"], tmp_path / "stopped", other, seen.append)
+    epochs = [now.moment.epoch for now in seen if now.moment is not None and now.done == 0]
+    assert min(epochs) >= 2  # on from where it was
+    assert not list((tmp_path / "stopped" / ".partial").iterdir())
+    stopped, plain = numbers_below(tmp_path / "stopped"), numbers_below(tmp_path / "plain")
+    assert {path: stopped[path] for path in plain} == plain
+    first = [load_result(tmp_path / "stopped" / path, NEEDED)["seconds"] for path in told["paths"]]
+    assert min(first) > told["seconds"] / 4
+
+
+def test_a_lost_network_is_trained_again_and_its_result_stays(shallow, small, tmp_path):
+    only = ("CIFAR-10", "SM")
+    first = run("distillation", tmp_path, only=only)
+    (teacher,) = (tmp_path / "cifar10" / "1-epochs" / "resnet56-softmax").glob("*-seed0.json")
+    altered = json.loads(teacher.read_text()) | {"accuracy": 12.345}
+    teacher.write_text(json.dumps(altered))
+    network = teacher.with_suffix(".safetensors")
+    before = load_classifier(network).model.state_dict()
+    network.unlink()
+    (chosen := network.with_name(f"{network.stem}-margin.safetensors")).touch()
+    assert run("distillation", tmp_path, only=only)  # nobody needs it
+    assert not network.exists()
+    runner.run(EXPERIMENTS["distillation"], tmp_path, image_settings(only=("CIFAR-10", "Ours")), ignore)
+    again = load_classifier(network).model.state_dict()
+    assert all(torch.equal(again[name], tensor) for name, tensor in before.items())
+    assert not chosen.exists()
+    assert load_result(teacher, NEEDED)["accuracy"] == 12.345
+    assert len(results_below(tmp_path)) == len(first) + 3
+
+
+def test_a_lost_network_that_cannot_be_trained_again(shallow, small, tmp_path, monkeypatch):
+    run("distillation", tmp_path, only=("CIFAR-10", "SM"))
+    (network,) = (tmp_path / "cifar10" / "1-epochs" / "resnet56-softmax").glob("*-seed0.safetensors")
+    network.unlink()
+    diverge(monkeypatch, lambda job: job.recipe.teacher is None)
+    with pytest.raises(ValueError, match=r"seed0\.json has no network beside it, and training it again diverged"):
+        run("distillation", tmp_path, only=("CIFAR-10", "Ours"))
 
 
 def test_progress_counts_trainings(shallow, small, tmp_path):
@@ -444,6 +500,26 @@ def test_a_cell_that_diverges_says_so(shallow, small, tmp_path, monkeypatch):
         assert result["curve"]["loss"] == [None]
     monkeypatch.setattr(runner, "train", lambda *_, **__: pytest.fail("trained again"))
     assert reproduce("activations", tmp_path, "--only", "ResNet-20") == output
+
+
+def test_a_network_whose_last_step_broke_it_has_diverged(shallow, small, tmp_path, monkeypatch):
+    """Its losses are finite, as that of each step is taken before its update."""
+    train = runner.train
+
+    def broken(*arguments, **options):
+        trained = train(*arguments, **options)
+        for result in trained:
+            torch.nn.init.constant_(next(result.model.parameters()), torch.nan)
+        return trained
+
+    monkeypatch.setattr(runner, "train", broken)
+    results = run("rectification", tmp_path, only=("SM ResNet-20", "rectified features"))
+    assert len(results) == 3
+    for result in results.values():
+        assert result["accuracy"] is None
+        assert result["diverged_at"] == result["images"]["train"] // result["config"]["batch_size"]  # all its steps
+        assert "nll" not in result
+    assert not list(tmp_path.rglob("*seed0.safetensors"))
 
 
 def test_a_candidate_that_diverges_is_not_chosen(shallow, small, tmp_path, monkeypatch):

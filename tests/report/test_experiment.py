@@ -19,6 +19,12 @@ KERNEL = [0.0, 0.1, 1.0, 5.0, 2.0, 0.5, 0.0, 0.0, 0.0, 0.0]
 VOID = {"meta", "link", "br", "hr", "img", "input", "circle", "path", "rect", "line", "polyline"}
 
 
+def parameters_of(recipe):
+    """Not what they are, but different for every size."""
+    sizes = [value for value in recipe.head_options.values() if type(value) is int]
+    return 1000 * (1 + sum(sizes))
+
+
 @pytest.fixture(scope="module")
 def write(write_runs):
     def write(store, recipe, protocol, seed, accuracy, epochs=EPOCHS):
@@ -26,6 +32,7 @@ def write(write_runs):
         more = {"curve": {"loss": loss, "accuracy": [50.0] * epochs}}
         if recipe.head == "kernel" and accuracy is not None:
             more["alpha"] = KERNEL
+        more["parameters"] = {"backbone": 1, "head": parameters_of(recipe)}
         write_runs(store, recipe, protocol, {seed: accuracy}, **more)
 
     return write
@@ -165,10 +172,14 @@ def test_charts_of_a_table(reported, name):
         assert list(ours.y) == pytest.approx(means)
     elif name == "saturation":
         (over_size,) = [chart for chart in lines if "size of the head" in chart.title]
-        kinds = ["softmax", "second-order", "landmarks", "expansion", "sum of prototypes", "logsumexp of prototypes"]
+        kinds = ["softmax", "second-order", "landmarks", "expansion", "sum of prototypes"]
+        kinds += ["sum of prototypes over places", "logsumexp of prototypes"]
         assert [series.label for series in over_size.series] == kinds
-        assert [len(series.x) for series in over_size.series] == [1, 1, 6, 6, 4, 3]
-        assert {x for series in over_size.series for x in series.x} == {math.log10(6500)}
+        assert [len(series.x) for series in over_size.series] == [1, 1, 6, 6, 4, 4, 3]
+        landmarks = [math.log10(1000 * (1 + size)) for size in (64, 128, 256, 512, 1024, 2048)]
+        assert list(over_size.series[2].x) == pytest.approx(landmarks)
+        prototypes = [math.log10(1000 * (1 + size)) for size in (1, 2, 4, 8)]
+        assert list(over_size.series[4].x) == pytest.approx(prototypes)
     else:
         rows = list(dict.fromkeys(cell.row for cell in experiment.cells))
         assert len(curves) == len(rows)
@@ -178,7 +189,8 @@ def test_charts_of_a_table(reported, name):
             assert all(list(series.y) == [4.0 / (epoch + 1) for epoch in range(EPOCHS)] for series in chart.series)
     (kernel_chart,) = kernels
     labels = [series.label for series in kernel_chart.series]
-    learned = [cell for cell in experiment.cells if cell.recipe.head == "kernel"]
+    learned = [c for c in experiment.cells if c.recipe.head == "kernel" and "kernel" not in c.recipe.head_options]
+    assert (f"the first 8 of {len(learned)}" in kernel_chart.title) == (len(learned) > 8)
     assert len(set(labels)) == len(labels) == min(8, len(learned))
     assert list(bars.values) == labels
     if name == "active":
@@ -238,17 +250,24 @@ def test_documents_are_filled(tmp_path, write):
     write(store, experiment.cells[1].recipe, experiment.protocols["paper"], 0, 80.0, epochs=3)
     document = tmp_path / "d.md"
     place = "<!-- cifar10-3-epochs-paper -->\n{}<!-- /cifar10-3-epochs-paper -->"
-    document.write_text(f"before\n{place.format('| old |')}\nbetween <!-- no table -->\n{place.format('')} after")
+    document.write_text(f"before\n{place.format('| old |')}\nbetween <!-- not a table -->\n{place.format('')} after")
     report(tmp_path, "--fill", str(document))
     _, table = (tmp_path / "report" / "cifar10-3-epochs-paper.md").read_text().split("\n\n", 1)
     assert "| ResNet-8 | not run (83.73) | 80.00 (82.45) |" in table
     filled = document.read_text()
-    assert filled == f"before\n{place.format(table)}\nbetween <!-- no table -->\n{place.format(table)} after"
+    assert filled == f"before\n{place.format(table)}\nbetween <!-- not a table -->\n{place.format(table)} after"
     report(tmp_path, "--fill", str(document))
     assert document.read_text() == filled
 
-    document.write_text("<!-- cifar11 -->\n<!-- /cifar11 -->")
-    done = CliRunner().invoke(app, ["report", "--runs", str(tmp_path), "--fill", str(document)])
-    sentence = f"{document} was not filled: there is no table 'cifar11'; the results give cifar10-3-epochs, cifar10-3-e"
-    assert sentence in str(done.exception)
-    assert document.read_text() == "<!-- cifar11 -->\n<!-- /cifar11 -->"
+    for text, sentence in (
+        (
+            "<!-- cifar11 -->\n<!-- /cifar11 -->",
+            "there is no table 'cifar11'; the results give cifar10-3-epochs, cifar10-",
+        ),
+        ("<!-- cifar10 -->\n<!-- /cifar100 -->", "<!-- cifar10 --> stands alone: a table goes between"),
+        ("no table", "it has no place for a table, <!-- NAME -->"),
+    ):
+        document.write_text(text)
+        done = CliRunner().invoke(app, ["report", "--runs", str(tmp_path), "--fill", str(document)])
+        assert f"{document} was not filled: {sentence}" in str(done.exception)
+        assert document.read_text() == text

@@ -92,19 +92,18 @@ def _image_sections(runs: Path, out: Path, shown: str | None, tables: dict[str, 
                 continue
             made = section(experiment, store, protocols)
             more = details(experiment, store, protocols)
-            if quick:
-                made = replace(made, table=replace(made.table, notes=[MADE_UP, *made.table.notes]))
-                more = replace(more, notes=[MADE_UP, *more.notes])
             name = f"{experiment.name}-{epochs}-epochs"
             mine = {name: made.table, f"{name}-details": more}
             mine |= {f"{name}-{protocol.name}": overview(experiment, store, protocol) for protocol in protocols}
+            if quick:
+                mine = {name: replace(table, notes=[MADE_UP, *table.notes]) for name, table in mine.items()}
             files = [file for name, table in mine.items() for file in _write(out / name, table)]
             tables |= mine
             if shown in (None, experiment.name):
-                show(made.table, console)
+                show(mine[name], console)
                 print_plain(f"Written: {', '.join(map(str, files))}")
-            yield made
-            yield Section(more)
+            yield replace(made, table=mine[name])
+            yield Section(mine[f"{name}-details"])
         for sentence in store.broken:
             say(f"left out: {sentence}")
 

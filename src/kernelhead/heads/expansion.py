@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from kernelhead.heads._places import as_places, check_sizes
+from kernelhead.heads._places import as_places, as_vectors, check_sizes
 from kernelhead.ops.precision import unit_norm
 
 
@@ -11,9 +11,10 @@ class ExpansionHead(nn.Module):
     """1x1 convolution to `width` channels, BatchNorm, ReLU, mean over places, linear layer.
 
     With `normalized` the features of each place are scaled to unit length first, with `standardized` the means over
-    places are standardised over the batch: both as a kernel head with landmarks does it.
+    places are standardised over the batch: both as a kernel head with landmarks does it. Without `places` it is a
+    hidden layer on feature vectors.
 
-    Map (N, D, H, W) or tokens (N, L, D) -> logits (N, C).
+    Map (N, D, H, W) or tokens (N, L, D), or without `places` (N, D) -> logits (N, C).
     """
 
     pools = True
@@ -26,26 +27,31 @@ class ExpansionHead(nn.Module):
         width: int = 512,
         normalized: bool = False,
         standardized: bool = False,
+        places: bool = True,
     ) -> None:
         check_sizes("ExpansionHead", in_features=in_features, num_classes=num_classes, width=width)
         super().__init__()
         self.in_features = in_features
         self.num_classes = num_classes
         self.normalized = normalized
+        self.pools = places
         self.expand = nn.Conv2d(in_features, width, kernel_size=1, bias=False)
         self.norm = nn.BatchNorm2d(width)
         self.standard = nn.BatchNorm1d(width, affine=False) if standardized else nn.Identity()
         self.classifier = nn.Linear(width, num_classes)
 
     def forward(self, features: Tensor) -> Tensor:
-        as_places(features, self.in_features, "ExpansionHead")
-        maps = features if features.dim() == 4 else features.mT.unsqueeze(-1)
+        if self.pools:
+            as_places(features, self.in_features, "ExpansionHead")
+            maps = features if features.dim() == 4 else features.mT.unsqueeze(-1)
+        else:
+            maps = as_vectors(features, self.in_features, "ExpansionHead")[:, :, None, None]
         if self.normalized:
             vectors = maps.movedim(1, -1)
             maps = (vectors / unit_norm(vectors)).movedim(-1, 1).to(features.dtype)
         pooled = torch.relu(self.norm(self.expand(maps))).mean((2, 3))
         logits: Tensor = self.classifier(self.standard(pooled))
-        return logits
+        return logits if self.pools else logits.view(*features.shape[:-1], self.num_classes)
 
     def extra_repr(self) -> str:
         normalized = ", normalized=True" if self.normalized else ""

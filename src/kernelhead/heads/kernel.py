@@ -72,8 +72,10 @@ class KernelClassifier(nn.Module):
             values: "sum" (linear in the RKHS), or "logsumexp" (a mixture: class probability is the sum of P).
         landmarks: Q points shared by all classes instead. Their kernel values are standardised over the batch (as by
             BatchNorm without affine part) and mixed into logits by a signed matrix and a bias. Standardising takes out
-            a_0, the temperature and the common scale of the coefficients: only their proportions are learned.
+            a_0 and the temperature and, as far as variances are above `eps`, the common scale of the coefficients.
         standardize: False mixes the landmarks' kernel values as they are.
+        eps: what standardising adds to the variance. Kernel values vary little: means over places have variances of
+            1e-7 to 1e-3, so that the usual 1e-5 leaves the coefficients a say in how large the result is.
         pool: "rkhs" takes a feature map or tokens and averages k over the places, which is a linear classifier on
             the kernel mean embedding; None takes feature vectors.
         gamma: the width of `kernel="rbf"`.
@@ -102,12 +104,13 @@ class KernelClassifier(nn.Module):
         landmarks: int | None = None,
         pool: str | None = None,
         standardize: bool = True,
+        eps: float = 1e-5,
         gamma: float = 1.0,
     ) -> None:
         sizes = {"in_features": in_features, "num_classes": num_classes, "degree": degree, "prototypes": prototypes}
         check_sizes("KernelClassifier", **sizes, **({} if landmarks is None else {"landmarks": landmarks}))
         self._check_choices(
-            kernel, coefficients, temperature, prototypes, aggregate, landmarks, pool, standardize, gamma
+            kernel, coefficients, temperature, prototypes, aggregate, landmarks, pool, standardize, eps, gamma
         )
         super().__init__()
         self.in_features = in_features
@@ -128,7 +131,7 @@ class KernelClassifier(nn.Module):
         self.raw_alpha = nn.Parameter(torch.empty(degree + 3 if fixed is None else 1))
         self.weight = nn.Parameter(torch.empty(landmarks or num_classes * prototypes, in_features))
         if landmarks is not None:
-            self.norm = nn.BatchNorm1d(landmarks, affine=False) if standardize else _AsItIs(landmarks)
+            self.norm = nn.BatchNorm1d(landmarks, eps, affine=False) if standardize else _AsItIs(landmarks)
             self.mixing = nn.Parameter(torch.empty(num_classes, landmarks))
             self.bias = nn.Parameter(torch.zeros(num_classes))
         else:
@@ -146,6 +149,7 @@ class KernelClassifier(nn.Module):
         landmarks: int | None,
         pool: str | None,
         standardize: bool,
+        eps: float,
         gamma: float,
     ) -> None:
         if kernel not in KERNELS:
@@ -159,6 +163,8 @@ class KernelClassifier(nn.Module):
             raise ValueError(f"temperature must be positive and finite, got {temperature}")
         if not (gamma > 0 and math.isfinite(gamma)):
             raise ValueError(f"gamma must be positive and finite, got {gamma}")
+        if not (eps > 0 and math.isfinite(eps)):
+            raise ValueError(f"eps must be positive and finite, got {eps}")
         if landmarks is None and not standardize:
             raise ValueError("standardize is about the kernel values of landmarks, and there are none")
         if landmarks is not None and standardize and temperature is not None:
@@ -199,6 +205,11 @@ class KernelClassifier(nn.Module):
         alpha = self.alpha if self.temperature == 1 else self.alpha / self.temperature
         values = kernel_mean(points, self.weight, alpha)
         if self.mixing is not None:
+            if self.training and type(self.norm) is nn.BatchNorm1d and values.shape[0] == 1:
+                raise ValueError(
+                    "landmarks are standardised over the batch, and one sample has no variance: train with two or more "
+                    "(a DataLoader's drop_last=True leaves out a last one)"
+                )
             logits = F.linear(self.norm(values.to(self.mixing.dtype)), self.mixing, self.bias)
         elif self.prototypes > 1:
             grouped = values.view(-1, self.num_classes, self.prototypes)

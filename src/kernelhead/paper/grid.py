@@ -101,24 +101,25 @@ def _mean(results: Sequence[dict[str, Any]], name: str, digits: int) -> str:
 
 
 def _dead(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) -> list[str]:
-    """Which coefficients of relu ended at zero, where they stay."""
+    """Which coefficients of relu ended at zero, where they stay, and in which cells a whole kernel did."""
     dead: dict[int, int] = {}
-    runs = 0
+    runs, vanished = 0, []
     for cell in experiment.cells:
-        usual = (
-            cell.recipe.head_options.get("coefficients", "relu") == "relu" and "kernel" not in cell.recipe.head_options
-        )
-        if cell.recipe.head != "kernel" or not usual:
+        options = cell.recipe.head_options
+        if cell.recipe.head != "kernel" or options.get("coefficients", "relu") != "relu":
             continue
         for protocol in protocols:
-            for result in store.results(cell.recipe, protocol).values():
-                runs += _finished(result)
-                for order, a in enumerate(result.get("alpha", [])[2:]):
-                    dead[order] = dead.get(order, 0) + (a == 0)
-    if not runs:
-        return []
+            for seed, result in store.results(cell.recipe, protocol).items():
+                powers = result.get("alpha", [])[3:]
+                if powers and not any(powers):
+                    vanished.append(f"{cell.row}, {cell.column}, {protocol.name}, seed {seed}")
+                if _finished(result) and "kernel" not in options:
+                    runs += 1
+                    for order, a in enumerate(powers, start=1):
+                        dead[order] = dead.get(order, 0) + (a == 0)
     counts = ", ".join(f"a_{order} in {count}" for order, count in sorted(dead.items()) if count)
-    return [f"Coefficients of relu that ended at zero, where they stay, of {runs} runs: {counts or 'none'}."]
+    notes = [f"Coefficients of relu that ended at zero, where they stay, of {runs} runs: {counts or 'none'}."]
+    return notes * bool(runs) + [f"The whole kernel ended at zero: {'; '.join(vanished)}."] * bool(vanished)
 
 
 def started(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) -> bool:
@@ -161,8 +162,8 @@ def _ours(experiment: Experiment, cell: Cell, store: Store, protocol: Protocol) 
 
 def _notes(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) -> list[str]:
     notes = [
-        f"Ours: test accuracy (%) of the last epoch of {store.epochs}; of several seeds the mean ± standard deviation "
-        "and (how many). p: sign-flip test of the differences, paired by seed.",
+        f"Test accuracy (%) after the last epoch of {store.epochs}; of several seeds the mean ± standard deviation and "
+        "(how many). p: sign-flip test of the differences, paired by seed; of n seeds it cannot be below 2 / 2^n.",
         *experiment.notes,
     ]
     if experiment.references:

@@ -1,6 +1,7 @@
 """Run what is missing of a table: several trainings at once, each recorded as soon as it is done."""
 
 import hashlib
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,13 +24,14 @@ from kernelhead.paper.labelling import FIRST, PERCENTS
 from kernelhead.paper.quick import open_quick
 from kernelhead.paper.recipe import Experiment, Recipe, adapted
 from kernelhead.paper.store import Job, Store
-from kernelhead.results import save_result
+from kernelhead.results import save_result, write_bytes
 from kernelhead.train.checkpoint import BrokenCheckpointError, load_checkpoint, save_checkpoint
 from kernelhead.train.config import TrainConfig
 from kernelhead.train.loop import Moment, Run, Trained, predict, train
 from kernelhead.train.saved import SavedClassifier, load_classifier, save_classifier
 from kernelhead.train.schedule import Schedule
 
+PARTIAL = ".partial"  # the folder of what is being trained
 HELD_OUT = 0.1  # of the training images: 5,000 of CIFAR's
 
 
@@ -68,13 +70,16 @@ def chosen_recipes(experiment: Experiment, only: Sequence[str]) -> list[Recipe]:
     known = {name for places in names for name in places}
     unknown = [word for word in only if word not in known]
     if unknown:
-        raise ValueError(f"{experiment.name} has no row or column {unknown[0]!r}; it has {', '.join(sorted(known))}")
+        listed = ", ".join(repr(name) if "," in name else name for name in sorted(known))
+        raise ValueError(f"{experiment.name} has no row or column {unknown[0]!r}; it has {listed}")
     wanted = [set(only).intersection(place) for place in zip_longest(*names)]
     recipes = {
         (cell.recipe.data, cell.recipe.key): cell.recipe
         for cell, own in zip(experiment.cells, names, strict=True)
         if all(name in words for name, words in zip(own, wanted, strict=False) if words)
     }
+    if not recipes:
+        raise ValueError(f"{experiment.name} has no cell that is all of {', '.join(map(repr, only))}")
     return list(recipes.values())
 
 
@@ -94,7 +99,7 @@ def run(experiment: Experiment, root: Path, settings: Settings, progress: Callab
         }
         if not missing:
             return
-        jobs = _first(_alike(list(missing.values())), settings.at_once)
+        jobs = _stopped(root, missing) or _first(_alike(list(missing.values())), settings.at_once)
         done, total = store.count(recipes, protocols, seeds)
         _train(jobs, store, source, settings, partial(_with_counts, progress, done, total))
 
@@ -111,6 +116,24 @@ def _alike(jobs: list[Job]) -> list[Job]:
         return job.recipe.data, job.choosing, percent, job.protocol.batch_size, job.protocol.warmup_epochs
 
     return [job for job in jobs if kind(job) == kind(jobs[0])]
+
+
+def _stopped(root: Path, missing: dict[Path, Job]) -> list[Job]:
+    """Those of a group that was stopped while it was trained, and can go on; none if there is no such group."""
+    for note in sorted((root / PARTIAL).glob("*.json")):
+        paths = [root / path for path in _read_note(note)["paths"]]
+        if paths and all(path in missing for path in paths):
+            return [missing[path] for path in paths]
+    return []
+
+
+def _read_note(path: Path) -> dict[str, Any]:
+    """Which results a group of trainings is to have, relative to the folder of all, and its seconds so far."""
+    try:
+        note: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {"paths": [], "seconds": 0.0}
+    return note
 
 
 def _first(jobs: list[Job], at_once: int) -> list[Job]:
@@ -151,26 +174,44 @@ def _train(
         images.append(training)
         test.append(testing)
     schedule = Schedule(settings.epochs, protocol.batch_size, warmup_epochs=protocol.warmup_epochs)
-    checkpoint = store.root / ".partial" / f"{_digest(jobs)}.safetensors"
-    began = time.perf_counter()
-    trained = train(
-        [_run(job, store, settings) for job in jobs],
-        images,
-        len(opened.classes),
-        schedule,
-        compiled=settings.compiled,
-        checkpoint=checkpoint,
-        progress=lambda moment: progress(Progress(0, 0, what, moment)),
-    )
+    paths = [str(job.path.relative_to(store.root)) for job in jobs]
+    checkpoint = store.root / PARTIAL / f"{_digest(paths)}.safetensors"
+    note = checkpoint.with_suffix(".json")
+    began = time.perf_counter() - _read_note(note)["seconds"]
+
+    def write_note() -> None:
+        found = {"paths": paths, "seconds": time.perf_counter() - began}
+        write_bytes(note, json.dumps(found).encode())
+
+    write_note()
+    try:
+        trained = train(
+            [_run(job, store, settings) for job in jobs],
+            images,
+            len(opened.classes),
+            schedule,
+            compiled=settings.compiled,
+            checkpoint=checkpoint,
+            progress=lambda moment: progress(Progress(0, 0, what, moment)),
+        )
+    except KeyboardInterrupt:
+        write_note()
+        raise
     seconds = (time.perf_counter() - began) / len(jobs)
     for job, result, training, testing in zip(jobs, trained, images, test, strict=True):
-        _record(job, result, opened, training, testing, seconds, len(jobs))
+        if job.choosing or store.read(job.path) is None:
+            _record(job, result, opened, training, testing, seconds, len(jobs))
+            store.forget(job.path)
+        elif result.diverged_at is None:  # its network was missing, and what was measured stays
+            _save_network(job, result, opened)
+        else:
+            raise ValueError(f"{job.path} has no network beside it, and training it again diverged; delete it")
     for leftover in checkpoint.parent.glob(f"{checkpoint.stem}*"):
         leftover.unlink()
 
 
-def _digest(jobs: Sequence[Job]) -> str:
-    return hashlib.sha256("\n".join(str(job.path) for job in jobs).encode()).hexdigest()[:16]
+def _digest(paths: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(paths).encode()).hexdigest()[:16]
 
 
 def _run(job: Job, store: Store, settings: Settings) -> Run:
@@ -269,16 +310,26 @@ def _record(
         "diverged_at": trained.diverged_at,
         "accuracy": None,
     }
-    if trained.diverged_at is None:
-        result |= metrics.summary(predict(trained.model, testing), testing.labels.cpu())
+    logits = predict(trained.model, testing) if trained.diverged_at is None else None
+    if logits is not None and not torch.isfinite(logits).all():  # the last step's loss is that of before its update
+        result["diverged_at"], logits = len(trained.losses), None
+    if logits is not None:
+        result |= metrics.summary(logits, testing.labels.cpu())
         alpha = getattr(trained.model.head, "alpha", None)
         if alpha is not None:
             result["alpha"] = alpha.detach().float().tolist()
         if not job.choosing:
-            config = asdict(_config(job, trained.run, opened))
-            saved = SavedClassifier(trained.model, trained.run, opened.classes, opened.input, config)
-            save_classifier(job.path.with_suffix(".safetensors"), saved)
+            _save_network(job, trained, opened)
     save_result(job.path, result)
+
+
+def _save_network(job: Job, trained: Trained, opened: Opened) -> None:
+    """Keep a network beside its result; what an earlier one chose for active learning goes."""
+    config = asdict(_config(job, trained.run, opened))
+    saved = SavedClassifier(trained.model, trained.run, opened.classes, opened.input, config)
+    for chosen in job.path.parent.glob(f"{job.path.stem}-*.safetensors"):
+        chosen.unlink()
+    save_classifier(job.path.with_suffix(".safetensors"), saved)
 
 
 def _config(job: Job, run: Run, opened: Opened) -> TrainConfig:

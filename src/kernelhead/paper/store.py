@@ -19,7 +19,7 @@ import numpy as np
 from kernelhead.paper.recipe import Protocol, Recipe
 from kernelhead.results import BrokenResultError, load_result
 
-NEEDED = ("experiment", "method", "seed", "config", "accuracy", "seconds", "images", "curve", "hardware")
+NEEDED = ("experiment", "method", "seed", "config", "parameters", "accuracy", "seconds", "images", "curve", "hardware")
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,10 @@ class Store:
                 if str(error) not in self.broken:
                     self.broken.append(str(error))
         return self._read[path]
+
+    def forget(self, path: Path) -> None:
+        """Read a file again that has been written."""
+        self._read.pop(path, None)
 
     def results(self, recipe: Recipe, protocol: Protocol) -> dict[int, dict[str, Any]]:
         """Finished final runs by seed."""

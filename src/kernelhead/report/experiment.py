@@ -55,7 +55,11 @@ def _curves(first: Runs, protocol: Protocol) -> list[Chart | BarChart]:
 
 
 def _kernels(first: Runs, protocol: Protocol) -> list[Chart | BarChart]:
-    learned = [(cell, run["alpha"]) for cell, run in first if "alpha" in run and cell.recipe.head == "kernel"]
+    learned = [
+        (cell, run["alpha"])
+        for cell, run in first
+        if "alpha" in run and cell.recipe.head == "kernel" and "kernel" not in cell.recipe.head_options
+    ]
     rows, columns = {cell.row for cell, _ in learned}, {cell.column for cell, _ in learned}
     alphas = {}
     for cell, alpha in learned:
@@ -64,8 +68,9 @@ def _kernels(first: Runs, protocol: Protocol) -> list[Chart | BarChart]:
     if not alphas:
         return []
     shown = dict(list(alphas.items())[:KERNELS_SHOWN])
+    of = f", the first {len(shown)} of {len(alphas)}" if len(shown) < len(alphas) else ""
     return [
-        learned_kernel_chart(f"Learned kernels, {protocol.name} protocol", shown),
+        learned_kernel_chart(f"Learned kernels{of}, {protocol.name} protocol", shown),
         coefficients_chart(f"Their coefficients, {protocol.name} protocol", shown),
     ]
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from kernelhead.paper.table import Table
 from kernelhead.report.tables import to_markdown
 
+MARKER = re.compile(r"<!-- /?[\w-]+ -->")
 PLACE = re.compile(r"<!-- (?P<name>[\w-]+) -->\n(?P<old>.*?)<!-- /(?P=name) -->", re.DOTALL)
 
 
@@ -18,4 +19,12 @@ def fill_tables(document: str, tables: Mapping[str, Table]) -> str:
             raise ValueError(f"there is no table {name!r}; the results give {', '.join(sorted(tables))}")
         return f"<!-- {name} -->\n{to_markdown(tables[name]).split(chr(10), 2)[2]}<!-- /{name} -->"
 
-    return PLACE.sub(fill, document)
+    filled, places = PLACE.subn(fill, document)
+    alone = MARKER.search(PLACE.sub("", document))
+    if alone:
+        raise ValueError(
+            f"{alone[0]} stands alone: a table goes between <!-- NAME --> and <!-- /NAME -->, in lines of their own"
+        )
+    if not places:
+        raise ValueError("it has no place for a table, <!-- NAME --> and <!-- /NAME --> in lines of their own")
+    return filled

@@ -168,7 +168,9 @@ def _check(model: nn.Module, num_classes: int | None, head: str) -> None:
 
 def _pools(head: str, options: dict[str, Any]) -> bool:
     pools = getattr(HEADS[head], "pools", False)
-    return pools if isinstance(pools, bool) else options.get("pool") is not None
+    if isinstance(pools, bool):
+        return pools and bool(options.get("places", True))
+    return options.get("pool") is not None
 
 
 def _home(model: nn.Module, name: str) -> tuple[torch.device, torch.dtype]:
