@@ -50,15 +50,16 @@ def test_reproduce_prints_the_table_and_writes_files(reproduced):
     folder, done = reproduced
     for cell in ("85.51", "94.20", "95.06", "n = 2 draws, 4 epochs"):
         assert cell in done.stdout
-    report = folder / "runs" / "report"
+    assert "few samples and epochs: that it ran is all" in done.stdout
+    report = folder / "runs" / "quick" / "report"
     assert sorted(path.suffix for path in report.iterdir()) == [".csv", ".html", ".html", ".md", ".png"]
     assert "Two classes on the sphere" in (report / "report.html").read_text()
 
 
 def test_report_gives_the_same_table_without_training(reproduced):
     folder, done = reproduced
-    before = (folder / "runs" / "report" / "synthetic-4-epochs-1000-samples.md").read_text()
-    again = kernelhead("report", "--out", "elsewhere", cwd=folder)
+    before = (folder / "runs" / "quick" / "report" / "synthetic-4-epochs-1000-samples.md").read_text()
+    again = kernelhead("report", "--runs", "runs/quick", "--out", "elsewhere", cwd=folder)
     assert again.returncode == 0, again.stderr
     assert (folder / "elsewhere" / "synthetic-4-epochs-1000-samples.md").read_text() == before
     assert done.stdout.split("Written")[0] == again.stdout.split("Written")[0]
@@ -66,9 +67,9 @@ def test_report_gives_the_same_table_without_training(reproduced):
 
 def test_report_names_a_broken_file_and_goes_on(reproduced):
     folder, _ = reproduced
-    broken = folder / "runs" / "synthetic" / "4-epochs-1000-samples" / "tuned" / "kernel-draw77.json"
+    broken = folder / "runs" / "quick" / "synthetic" / "4-epochs-1000-samples" / "tuned" / "kernel-draw77.json"
     broken.write_text("{")
-    done = kernelhead("report", cwd=folder)
+    done = kernelhead("report", "--runs", "runs/quick", cwd=folder)
     broken.unlink()
     assert done.returncode == 0
     assert "kernel-draw77.json" in done.stderr
@@ -77,10 +78,10 @@ def test_report_names_a_broken_file_and_goes_on(reproduced):
 
 def test_report_goes_on_without_figures(reproduced):
     folder, _ = reproduced
-    weights = folder / "runs" / "synthetic" / "4-epochs-1000-samples" / "tuned" / "kernel-draw00.safetensors"
+    weights = folder / "runs" / "quick" / "synthetic" / "4-epochs-1000-samples" / "tuned" / "kernel-draw00.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(b"junk")
-    done = kernelhead("report", "--out", "a[b]", cwd=folder)
+    done = kernelhead("report", "--runs", "runs/quick", "--out", "a[b]", cwd=folder)
     weights.write_bytes(content)
     assert done.returncode == 0
     assert "no figures" in done.stderr
@@ -164,7 +165,7 @@ def test_interrupted_it_says_so_and_goes_on(tmp_path, reproduced, sent):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
     signal.signal(signal.SIGINT, before)
-    results = tmp_path / "runs" / "synthetic"
+    results = tmp_path / "runs" / "quick" / "synthetic"
     while not list(results.rglob("softmax-draw01.json")):
         assert process.poll() is None
         time.sleep(0.05)

@@ -65,6 +65,7 @@ def test_the_listing_has_every_table(tmp_path):
         assert found[name, "paper"] == (0, paper, "none measured yet")
         assert found[name, "tuned"] == (0, tuned, "none measured yet")
     assert listed("--seeds", 3)["kernels", "paper"][1] == 3 * (4 + 2 * 3)
+    assert listed("--epochs", 60)["synthetic", "both"][2] == "240 s, on two cores"
     assert "450 for the others" in invoke("reproduce", "list", "--epochs", 450).stdout
     assert not list(tmp_path.iterdir())  # to look changes nothing
 
@@ -109,6 +110,8 @@ def test_the_listing_names_a_damaged_file(tmp_path, write_runs):
         (["active", "--only", "30%"], "active has no row or column '30%'; it has 30 %, 40 %"),
         (["cifar10", "--draws", "3"], "the table 'cifar10' has no --draws: leave it out"),
         (["cifar10", "--weights", "w.safetensors"], "the table 'cifar10' has no --weights: leave it out"),
+        (["list", "--only", "SM"], "the list has no --only: leave it out"),
+        (["transfer", "--weights", "w.safetensors"], "there is no file w.safetensors of weights"),
         (["synthetic", "--seeds", "3"], "the table 'synthetic' has no --seeds: leave it out"),
         (["synthetic", "--only", "SM"], "the table 'synthetic' has no --only: leave it out"),
         (["cifar10", "--quick", "--epochs", "3"], "--quick has its own epochs, draws and seeds: leave them out"),
@@ -144,6 +147,7 @@ def test_what_was_asked_for_reaches_the_runner(tmp_path, monkeypatch, write_runs
     monkeypatch.setattr(runner, "run", note)
     assert invoke("reproduce", "cifar10", "--device", "cpu").exit_code == 0
     options = ["--epochs", 7, "--seeds", 3, "--protocol", "both", "--only", "SM", "--only", "Ours", "--at-once", 5]
+    (tmp_path / "w").touch()
     options += ["--compile", "--weights", "w", "--runs", "other", "--device", "cpu"]
     assert invoke("reproduce", "transfer", *options).exit_code == 0
     assert invoke("reproduce", "kernels", "--quick", "--device", "cpu").exit_code == 0
@@ -162,7 +166,7 @@ def test_made_up_numbers_do_not_get_into_the_report(tmp_path, write_runs):
     write_runs(Store(tmp_path / "runs" / "quick", 1), recipe, adapted(paper, True), {0: 50.0})
     done = invoke("report")
     assert done.exit_code == 1
-    assert "no results in runs" in str(done.exception)
+    assert "no results in runs (runs/quick has those of quick runs); 'kernelhead" in str(done.exception)
     done = invoke("report", "--runs", "runs/quick")
     assert done.exit_code == 0
     assert re.search(r"made-up data: that it ran is all", done.stdout)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import kernelhead.ops.kernel_mean as fused
 from kernelhead.ops.kernel_mean import kernel_mean
+from kernelhead.ops.precision import product_dtypes
 
 VECTORS, PLACES = (7, 5), (4, 6, 5)
 
@@ -342,9 +343,9 @@ def test_low_precision(shape, dtype, autocast, ulp):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_as_on_cuda(monkeypatch, shape, dtype):
     """Cosines in float16 and gradients in bfloat16, whichever of the two the inputs are."""
-    assert fused._product_dtypes(dtype, "cuda") == (torch.float16, torch.bfloat16)
-    assert fused._product_dtypes(torch.float32, "cuda") == (torch.float32, torch.float32)
-    monkeypatch.setattr(fused, "_product_dtypes", lambda *_: (torch.float16, torch.bfloat16))
+    assert product_dtypes(dtype, "cuda") == (torch.float16, torch.bfloat16)
+    assert product_dtypes(torch.float32, "cuda") == (torch.float32, torch.float32)
+    monkeypatch.setattr(fused, "product_dtypes", lambda *_: (torch.float16, torch.bfloat16))
     inputs, gradient = make(shape, degree=3, dtype=dtype)
     value = kernel_mean(*inputs)
     expected, gradients = reference(*inputs, gradient)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none of it
 
 SYNTHETIC_NAME = "synthetic"
 QUICK = "quick"  # the folder of quick runs, below that of all runs
+FEW = "A quick run with few samples and epochs: that it ran is all that these numbers show."
 MADE_UP = "A quick run on small made-up data: that it ran is all that these numbers show."
 
 RunsOption = Annotated[Path, typer.Option("--runs", help="Folder of the result files.")]
@@ -52,7 +53,8 @@ def write_report(runs: Path, out: Path, shown: str | None = None) -> dict[str, "
     tables: dict[str, Table] = {}
     sections = [*_synthetic_sections(runs, out, shown, tables), *_image_sections(runs, out, shown, tables)]
     if not sections:
-        raise FileNotFoundError(f"no results in {runs}; 'kernelhead reproduce list' shows what can be run")
+        quick = f" ({runs / QUICK} has those of quick runs)" if (runs / QUICK).is_dir() else ""
+        raise FileNotFoundError(f"no results in {runs}{quick}; 'kernelhead reproduce list' shows what can be run")
     from kernelhead.report.page import write_page
 
     write_page(out / "report.html", "Kernelized classification: the paper's tables, and ours", sections)
@@ -126,6 +128,8 @@ def _synthetic_sections(runs: Path, out: Path, shown: str | None, tables: dict[s
         if not results:
             continue
         made = synthetic.table(results)
+        if runs.name == QUICK:
+            made = replace(made, notes=[FEW, *made.notes])
         if shown in (None, synthetic.NAME):
             show(made, console)
         name = f"{made.name}-{place.name}"

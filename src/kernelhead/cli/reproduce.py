@@ -67,18 +67,22 @@ def reproduce(
     usual = synthetic.QUICK if quick else synthetic.Settings()
     settings = replace(usual, epochs=epochs or usual.epochs, draws=draws or usual.draws)
     if table == "list":
-        _list_tables(runs, settings, epochs or EPOCHS, seeds or 1)
+        _refuse(table, {"--only": only, "--protocol": protocol, "--at-once": at_once, "--weights": weights})
+        _list_tables(runs / QUICK if quick else runs, settings, epochs or EPOCHS, seeds or 1)
         return
     if table not in (synthetic.NAME, *EXPERIMENTS):
         names = ", ".join([synthetic.NAME, *EXPERIMENTS])
         raise ValueError(f"unknown table {table!r}; choose one of {names}, or 'list' to see them")
     if table == synthetic.NAME:
         _refuse(table, {"--seeds": seeds, "--only": only, "--at-once": at_once, "--weights": weights})
+        place = runs / QUICK if quick else runs
         with steps_bar() as progress:
-            synthetic.run(runs, PROTOCOLS if protocol in (None, "both") else (protocol,), settings, progress)
-        write_report(runs, runs / "report", table)
+            synthetic.run(place, PROTOCOLS if protocol in (None, "both") else (protocol,), settings, progress)
+        write_report(place, place / "report", table)
         return
     _refuse(table, {"--draws": draws, **({} if table == "transfer" else {"--weights": weights})})
+    if weights is not None and not Path(weights).is_file():
+        raise FileNotFoundError(f"there is no file {weights} of weights")
 
     from kernelhead.paper import runner
     from kernelhead.train.job import choose_device
@@ -101,7 +105,8 @@ def reproduce(
 def _refuse(table: str, options: dict[str, object]) -> None:
     for name, value in options.items():
         if value:
-            raise ValueError(f"the table {table!r} has no {name}: leave it out")
+            owner = "the list" if table == "list" else f"the table {table!r}"
+            raise ValueError(f"{owner} has no {name}: leave it out")
 
 
 def _run_images(table: str, runs: Path, settings: "ImageSettings") -> None:

@@ -11,7 +11,14 @@ from torch.nn import functional as F
 from kernelhead import kernels
 from kernelhead.heads._places import as_places, as_vectors
 from kernelhead.ops.kernel_mean import BLOCK, BLOCK_ELSEWHERE, touches_end_points
-from kernelhead.ops.precision import autocast_enabled, raw_unit_norm, real_dtype, unit_norm, without_autocast
+from kernelhead.ops.precision import (
+    autocast_enabled,
+    product_dtypes,
+    raw_unit_norm,
+    real_dtype,
+    unit_norm,
+    without_autocast,
+)
 
 if TYPE_CHECKING:
     from kernelhead.heads.kernel import KernelClassifier
@@ -147,28 +154,27 @@ class FrozenKernelClassifier(nn.Module):
         a_0, *powers = alpha.unbind()[kernels.END_POINTS : kernels.END_POINTS + self.degree + 1]
         series = [a_0 if self.constant is None else self.constant.to(real), *powers]
         ends = alpha if self.end_points and dtype == real else None
-        directions = self.directions.to(dtype).t()
         if _is_followed(points):
             # An exported program has nothing to differentiate, so it needs no care for the slope at zero.
             norm = raw_unit_norm(points) if torch.compiler.is_exporting() else unit_norm(points)
-            t = ((points / norm).to(dtype) @ directions).to(real)
+            t = ((points / norm).to(dtype) @ self.directions.to(dtype).t()).to(real)
             value = _kernel(t, series, ends)
             return value.mean(1) if points.dim() == 3 else value
 
         norm = raw_unit_norm(points)
+        cosines, _ = product_dtypes(dtype, points.device.type)
+        directions = self.directions.to(cosines).t()
         samples, classes = points.shape[0], directions.shape[1]
         if points.dim() == 2:
-            if (
-                dtype == real and classes < self.in_features
-            ):  # N C divisions instead of N D; halves have no range for it
-                t = torch.mm(points.to(dtype), directions).div_(norm)
+            if cosines == real and classes < self.in_features:  # N C divisions, not N D; halves have no range for it
+                t = torch.mm(points.to(cosines), directions).div_(norm)
             else:
-                t = torch.mm((points / norm).to(dtype), directions).to(real)
+                t = torch.mm((points / norm).to(cosines), directions).to(real)
             rows = _block_rows(1, classes, points.device)
             if samples <= rows:
                 return _kernel(t, series, ends, in_place=True)
             return torch.cat([_kernel(block, series, ends, in_place=True) for block in _split(t, rows)])
-        unit = (points / norm).to(dtype)
+        unit = (points / norm).to(cosines)
         values = unit.new_empty(samples, classes, dtype=real)
         rows = _block_rows(points.shape[1], classes, points.device)
         for block, out in zip(_split(unit, rows), _split(values, rows), strict=True):

@@ -24,7 +24,14 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from kernelhead import kernels
-from kernelhead.ops.precision import autocast_enabled, raw_unit_norm, real_dtype, unit_norm, without_autocast
+from kernelhead.ops.precision import (
+    autocast_enabled,
+    product_dtypes,
+    raw_unit_norm,
+    real_dtype,
+    unit_norm,
+    without_autocast,
+)
 
 # Elements of a block. On a CPU a block's few buffers should stay in the cache; on a GPU a block only has to be large
 # enough to fill it and small enough to fit.
@@ -86,17 +93,6 @@ def _has_kernels(device: torch.device) -> bool:
     return (
         device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0) and find_spec("triton") is not None
     )
-
-
-def _product_dtypes(dtype: torch.dtype, device: str) -> tuple[torch.dtype, torch.dtype]:
-    """Of the products that are cosines, and of those that are gradients.
-
-    On CUDA cosines in half precision are float16 whatever the inputs are: unit vectors fit its range, and a kernel
-    multiplies the error of a cosine by k'(t). Gradients have no such range, and are bfloat16.
-    """
-    if dtype == real_dtype(dtype) or device != "cuda":
-        return dtype, dtype
-    return torch.float16, torch.bfloat16
 
 
 def _composed(features: Tensor, weight: Tensor, alpha: Tensor, dtype: torch.dtype) -> Tensor:
@@ -181,7 +177,7 @@ class _KernelMean(torch.autograd.Function):
         samples, (classes, width) = features.shape[0], weight.shape
         places = features.shape[1] if features.dim() == 3 else 0
         ctx.dtype, ctx.end_points = dtype, False
-        cosines, _ = _product_dtypes(dtype, features.device.type)
+        cosines, _ = product_dtypes(dtype, features.device.type)
         # Unit weights cost K D divisions; dividing the products costs N K, less where features are few and long: at
         # (N, D, K) = (128, 2048, 1000) 1.15 instead of 1.25 times the time of a linear layer. Half precision has no
         # range for weights of any length.
@@ -228,7 +224,7 @@ class _KernelMean(torch.autograd.Function):
         alpha_ = _cast(alpha, real)
         slope = (alpha_[kernels.END_POINTS + 1 :] * _orders(degree, alpha_)).unbind()
         (classes, width), places = weight.shape, features.shape[1] if all_t is None else 0
-        cosines, gradients = _product_dtypes(dtype, features.device.type)
+        cosines, gradients = product_dtypes(dtype, features.device.type)
         unit = _cast(features / norm, gradients)
         directions = _cast(weight / weight_norm, gradients) if ctx.unit_weights else weight
         lengths = weight_norm.view(-1)

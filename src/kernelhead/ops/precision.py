@@ -36,3 +36,15 @@ def raw_unit_norm(x: Tensor) -> Tensor:
     """`unit_norm` where nothing is differentiated."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=real_dtype(x.dtype))
     return torch.threshold(norm, torch.finfo(norm.dtype).tiny, math.inf)
+
+
+def product_dtypes(dtype: torch.dtype, device: str) -> tuple[torch.dtype, torch.dtype]:
+    """Of the products that are cosines, and of those that are gradients.
+
+    On CUDA cosines in half precision are float16 whatever the inputs are: unit vectors fit its range, and a kernel
+    multiplies the error of a cosine by k'(t). Gradients have no such range, and are bfloat16. (Where torch derives the
+    gradients itself, under torch.compile or twice, both are what the inputs are.)
+    """
+    if dtype == real_dtype(dtype) or device != "cuda":
+        return dtype, dtype
+    return torch.float16, torch.bfloat16

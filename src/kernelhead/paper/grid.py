@@ -199,4 +199,5 @@ def _all(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) ->
 
 
 def _hardware(result: dict[str, Any]) -> str:
-    return str(result["hardware"]["gpu"] or f"{result['hardware']['threads']} CPU threads")
+    gpu, threads = (result["hardware"][name] for name in ("gpu", "threads"))
+    return str(gpu or f"{threads} CPU thread{'s' * (threads != 1)}")

@@ -90,6 +90,8 @@ def run(experiment: Experiment, root: Path, settings: Settings, progress: Callab
     recipes = chosen_recipes(experiment, settings.only)
     seeds = range(settings.seeds)
     source = _Source(settings)
+    for name in dict.fromkeys(recipe.data for recipe in recipes):
+        source.open(name)  # what is not there should not be missed after hours
     while True:
         missing = {
             job.path: job
@@ -165,7 +167,8 @@ def _train(
     jobs: Sequence[Job], store: Store, source: _Source, settings: Settings, progress: Callable[[Progress], None]
 ) -> None:
     recipe, protocol = jobs[0].recipe, jobs[0].protocol
-    what = f"{recipe.data}: {len(jobs)} x {'choosing' if jobs[0].choosing else 'training'}, first {recipe.key}"
+    others = f" and {len(jobs) - 1} more" if len(jobs) > 1 else ""
+    what = f"{recipe.data}: {'choosing' if jobs[0].choosing else 'training'} {recipe.key}{others}"
     progress(Progress(0, 0, what))
     opened = source.open(recipe.data)
     images, test = [], []

@@ -159,7 +159,7 @@ def status(runs: Path, settings: Settings) -> tuple[int, int, str]:
     left = len(paths) - len(finished)
     if not left:
         return len(finished), len(paths), "none"
-    mean = np.mean(finished) if finished else 1.5
+    mean = np.mean(finished) if finished else 0.05 * settings.epochs * settings.per_class / 5000
     return len(finished), len(paths), f"{mean * left:.0f} s" + ("" if finished else ", on two cores")
 
 
