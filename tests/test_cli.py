@@ -51,6 +51,7 @@ def test_reproduce_prints_the_table_and_writes_files(reproduced):
     for cell in ("85.51", "94.20", "95.06", "n = 2 draws, 4 epochs"):
         assert cell in done.stdout
     assert "few samples and epochs: that it ran is all" in done.stdout
+    assert "Kernel, 20 landmarks, tuned protocol: training" in done.stderr.splitlines()
     report = folder / "runs" / "quick" / "report"
     assert sorted(path.suffix for path in report.iterdir()) == [".csv", ".html", ".html", ".md", ".png"]
     assert "Two classes on the sphere" in (report / "report.html").read_text()

@@ -77,7 +77,7 @@ def reproduce(
         _refuse(table, {"--seeds": seeds, "--only": only, "--at-once": at_once, "--weights": weights})
         place = runs / QUICK if quick else runs
         with steps_bar() as progress:
-            synthetic.run(place, PROTOCOLS if protocol in (None, "both") else (protocol,), settings, progress)
+            synthetic.run(place, PROTOCOLS if protocol in (None, "both") else (protocol,), settings, _told(progress))
         write_report(place, place / "report", table)
         return
     _refuse(table, {"--draws": draws, **({} if table == "transfer" else {"--weights": weights})})
@@ -100,6 +100,19 @@ def reproduce(
         device=str(chosen),
     )
     _run_images(table, runs / QUICK if quick else runs, image_settings)
+
+
+def _told(show: Callable[[str, int, int], None]) -> Callable[[str, int, int], None]:
+    """Where there is no terminal for bars, a line for each thing that begins."""
+    begun: set[str] = set()
+
+    def tell(what: str, done: int, total: int) -> None:
+        if what not in begun and not messages.is_terminal:
+            say(what, style="")
+        begun.add(what)
+        show(what, done, total)
+
+    return tell
 
 
 def _refuse(table: str, options: dict[str, object]) -> None:
