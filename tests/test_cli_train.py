@@ -25,12 +25,17 @@ from rich.console import Console
 from torch.nn import functional as F
 from typer.testing import CliRunner
 
+from kernelhead.backbones import Input
 from kernelhead.cli import _progress, app
 from kernelhead.cli import train as cli
+from kernelhead.cli._console import console
 from kernelhead.results import load_result
+from kernelhead.train import job
 from kernelhead.train.checkpoint import load_checkpoint
+from kernelhead.train.config import make_config
 from kernelhead.train.member import Member
-from kernelhead.train.saved import load_classifier
+from kernelhead.train.pictures import open_other
+from kernelhead.train.saved import load_classifier, save_classifier
 
 COLOURS = {"blue": (60, 60, 170), "green": (60, 170, 60), "red": (170, 60, 60)}
 EACH = 20
@@ -206,6 +211,117 @@ def test_mistakes_are_one_sentence(work, tmp_path, options, expected):
     out = [] if "--out" in options else ["--out", tmp_path / "out"]
     assert expected in sentence("train", "--data", "pictures", *SMALL, *options, *out)
     assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--backbone", "resnet19"], "unknown backbone 'resnet19'"),
+        (["--head-option", "degree=a"], "needs degree to be a positive integer, got 'a'"),
+        (["--head-option", "degre=3"], "head 'kernel' has no option 'degre'"),
+        (["--backbone", "resnet18", "--weights", "none.safetensors"], "there is no weights file none.safetensors"),
+        (["--teacher", "nobody"], "there is no trained classifier in nobody"),
+        (["--holdout", 2], "the share to hold out is 2.0"),
+        (["--out", "pictures/red/1.jpg/out"], "pictures/red/1.jpg/out cannot be made or written to"),
+    ],
+)
+def test_what_is_quickly_seen_is_said_before_pictures_are_read(work, monkeypatch, options, expected):
+    monkeypatch.setattr(job, "open_data", lambda *_, **__: pytest.fail("the pictures were read"))
+    assert expected in sentence("train", "--data", "pictures", *SMALL, *options)
+
+
+def test_a_few_pictures_make_small_batches(work):
+    """Of 48 images for training; 64 would be the batch size."""
+    start = ["train", "--data", "pictures", "--backbone", "cifar_resnet8", "--device", "cpu", "--seed", 9]
+    said = succeed(*start, "--epochs", 1)
+    assert said.stderr.splitlines()[0] == "batches of 16, for 48 training images; --batch-size chooses another number"
+    folder = work / "runs" / "train" / "pictures-cifar_resnet8-kernel-seed9"
+    assert load_result(folder / "result.json")["config"]["batch_size"] == 16
+    assert load_checkpoint(folder / "checkpoint.safetensors")[0]["0.losses"].shape == (3,)
+    again = succeed(*start, "--epochs", 1, "--resume")  # the same command, which does not say the folder
+    assert again.stdout == said.stdout
+    assert again.stderr == ""
+    (work / "few.yaml").write_text("epochs: 1\n")
+    assert succeed(*start, "--resume", "--config", "few.yaml").stdout == said.stdout
+    chosen = sentence(*start, "--batch-size", 64, "--out", "chosen")
+    assert chosen.endswith("48 training images, fewer than a batch of 64; choose a smaller one with --batch-size")
+
+
+def test_a_network_that_the_last_step_broke(trained, work):
+    broken = ["--batch-size", 48, "--epochs", 1, "--learning-rate", "1e38", "--out", "broken"]
+    assert "not finite any more after the last step, 0; a smaller learning rate than 1e+38 may help" in sentence(
+        "train", "--data", "pictures", *SMALL, *broken
+    )
+    assert load_result(work / "broken" / "result.json")["diverged_at"] == 0
+    assert "diverged and left no classifier" in sentence("predict", "broken", "pictures")
+    saved = load_classifier(trained[0])  # as it was kept once
+    with torch.no_grad():
+        saved.model.head.weight.fill_(math.nan)
+    save_classifier(work / "nan.safetensors", saved)
+    for command in (["predict", "nan.safetensors", "pictures"], ["evaluate", "nan.safetensors"]):
+        assert sentence(*command).startswith("nan.safetensors has weights that are not finite")
+    torch.save(saved.model.state_dict(), work / "own.pt")
+    for command in (["predict", "own.pt", "pictures"], ["evaluate", "own.pt"], ["export", "own.pt"]):
+        assert sentence(*command).startswith("own.pt was not written by kernelhead train")
+
+
+def test_without_pillow_training_names_the_remedy(work, monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    monkeypatch.delitem(sys.modules, "PIL.Image")
+    remedy = "pictures need Pillow; pip install 'kernelhead[vision]' brings it"
+    assert sentence("train", "--data", "pictures", *SMALL, "--out", "none") == remedy
+    assert sentence("data", "pack", "pictures", "--out", "none.safetensors") == remedy
+
+
+# --- packed folders ---------------------------------------------------------------------------------------------------
+
+
+def test_packed_folders_are_listed_and_removed_when_they_are_of_no_use(work, tmp_path, monkeypatch):
+    monkeypatch.setenv("KERNELHEAD_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr(console, "width", 400)  # a line a file, however long the names of the folders
+    packed = tmp_path / "data" / "packed"
+    parts = tmp_path / "parts"
+    for part in ("train", "test"):
+        shutil.copytree(work / "pictures", parts / part)
+    for name in ("kept", "changed", "gone"):
+        shutil.copytree(work / "pictures", tmp_path / name)
+        os.utime(tmp_path / name / "red" / "2.jpg", (len(name), len(name)))  # no two have the same state
+    for name in ("parts", "kept", "changed", "gone"):
+        job.open_for(make_config(None, {"data": str(tmp_path / name), "backbone": "lenet5"}), torch.device("cpu"))
+    saved = SimpleNamespace(settings={"short_side": 30}, input=Input(32, (0.5,) * 3, (0.5,) * 3))
+    open_other(saved, str(tmp_path / "kept"), torch.device("cpu"), None)  # another size, as `evaluate` may need
+    os.utime(tmp_path / "changed" / "red" / "2.jpg", (99, 99))
+    shutil.rmtree(tmp_path / "gone")
+    before = {path.name: path for path in packed.glob("*.safetensors")}
+    assert len(before) == 6
+    shutil.copyfile(before[min(before)], packed / "old-0123.safetensors")  # made when nothing was noted
+
+    def rows(*command):
+        """Of the table of packed files, start of the name -> state."""
+        cells = [line.split("│")[1:-1] for line in succeed("data", *command).stdout.splitlines()]
+        files = [[cell.strip() for cell in line] for line in cells if len(line) == 4]
+        return sorted((file.rpartition("-")[0], state) for file, _, _, state in files)
+
+    fine = "as its folder is"
+    useless = [("changed", "its folder has changed"), ("gone", "its folder is gone")]
+    others = [
+        ("kept", fine),
+        ("kept", fine),
+        ("old", "of an unknown folder"),
+        ("parts-test", fine),
+        ("parts-train", fine),
+    ]
+    assert rows("list") == useless + others
+    assert rows("clean") == useless
+    assert "nothing was removed; the same command with --yes" in succeed("data", "clean").stdout
+    assert set(before) < {path.name for path in packed.iterdir()}
+    assert rows("clean", "--yes") == useless
+    assert rows("list") == others
+    assert len(list(packed.iterdir())) == 5 + 4  # a note beside each but the old one
+    assert f"nothing to remove in {packed}" in succeed("data", "clean", "--yes").stdout
+    assert f"removed 5 from {packed}" in succeed("data", "clean", "--all", "--yes").stdout
+    assert list(packed.iterdir()) == []
+    assert "packed file" not in succeed("data", "list").stdout
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

@@ -345,6 +345,17 @@ def test_no_checkpoint(tmp_path):
     assert "is not a readable checkpoint" in str(invoke("export", tmp_path / "broken.safetensors").exception)
 
 
+@pytest.mark.parametrize("part", ["network", "head"])
+def test_a_network_whose_scores_are_not_finite_is_not_exported(part, tmp_path):
+    saved = load_classifier(save(tmp_path, "kernel", landmarks=6))
+    saved.model.head.norm.running_var.fill_(float("nan"))
+    save_classifier(tmp_path / "model.safetensors", saved)
+    result = invoke("export", tmp_path, "--part", part)
+    assert result.exit_code == 1
+    assert str(result.exception).startswith("the classifier's scores are not finite: its training diverged")
+    assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
+
+
 def test_without_onnxruntime_it_says_that_nothing_was_checked(tmp_path, monkeypatch):
     without(monkeypatch, "onnxruntime")
     result = invoke("export", save(tmp_path, "linear"), "--part", "head")

@@ -2,11 +2,13 @@
 
 import builtins
 import json
+import math
 import runpy
 from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from PIL import Image
 from scipy.special import eval_gegenbauer
@@ -17,6 +19,7 @@ from kernelhead.backbones import Input
 from kernelhead.cli import app
 from kernelhead.inspection import describe, text
 from kernelhead.inspection.definite import harmonic_coefficients
+from kernelhead.inspection.weights import head_of_weights
 from kernelhead.train.run import Run
 from kernelhead.train.saved import SavedClassifier, save_classifier
 
@@ -374,6 +377,92 @@ def test_wrong_arguments(tmp_path, monkeypatch):
     error = str(invoke("inspect", folder, "--plot", tmp_path / "a.png").exception)
     assert error == "a plot needs matplotlib; pip install 'kernelhead[plot]' brings it"
     assert not (tmp_path / "a.png").exists()
+
+
+# --- weights that somebody saved --------------------------------------------------------------------------------------
+
+
+def sigmoid(raw):
+    return 1 / (1 + np.exp(-raw))
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "torch", "nested"])
+@pytest.mark.parametrize("name", ["", "fc."])
+def test_a_state_dict_is_described_as_told(kind, name, tmp_path, rng):
+    head = KernelClassifier(D, C, degree=4, coefficients="sigmoid", prototypes=2)
+    raw = rng.normal(size=7)
+    with torch.no_grad():
+        head.raw_alpha.copy_(torch.from_numpy(raw))
+    state = {f"{name}{key}": tensor for key, tensor in head.state_dict().items()}
+    if name:
+        state["conv.weight"] = torch.ones(2, 3)
+    path = tmp_path / "own"
+    if kind == "safetensors":
+        safetensors.torch.save_file(state, path)
+    else:
+        torch.save({"state_dict": state, "epoch": 3} if kind == "nested" else state, path)
+    options = ["--head-option", "coefficients=sigmoid", "--head-option", "prototypes=2"]
+    result = invoke("inspect", path, *options, "--json")
+    assert result.exit_code == 0, (result.output, result.exception)
+    found = json.loads(result.stdout)
+    assert [term["value"] for term in found["terms"]] == pytest.approx(sigmoid(raw), rel=1e-6)
+    assert found["head"] == repr(head)
+    assert found == json.loads(json.dumps(head.describe().as_dict()))
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        ({"landmarks": 7}, {}),
+        ({"landmarks": 7, "standardize": False}, {}),
+        ({"kernel": "rbf", "gamma": 2.0}, {"kernel": "rbf", "gamma": 2.0}),
+        ({"coefficients": "softmax", "temperature": 0.5}, {"coefficients": "softmax", "temperature": 0.5}),
+        ({"pool": "rkhs", "degree": 2}, {"pool": "rkhs"}),
+    ],
+)
+def test_sizes_are_found_and_the_rest_is_told(made, told, tmp_path):
+    head = KernelClassifier(D, C, **made)
+    torch.save(head.state_dict(), tmp_path / "own.pt")
+    assert repr(head_of_weights(tmp_path / "own.pt", {"coefficients": "relu", **told})) == repr(head)
+
+
+@pytest.mark.parametrize(
+    ("made", "options", "message"),
+    [
+        ({}, [], "own.pt was not written by kernelhead train, and does not say how its coefficients come from raw_"),
+        ({}, ["prototypes=3", "coefficients=relu"], "own.pt holds another head than the options say"),
+        ({}, ["prototypes=a", "coefficients=relu"], "needs prototypes to be a positive integer, got 'a'"),
+        ({}, ["coefficients=tanh"], "unknown coefficients 'tanh'; choose one of relu"),
+        ({}, ["colour=red", "coefficients=relu"], "head 'kernel' has no option 'colour'"),
+        ({"kernel": "rbf"}, ["coefficients=relu"], "own.pt holds another head than the options say"),
+        ({"kernel": "rbf"}, ["kernel=rbf", "gamma=2", "coefficients=relu"], "holds another"),
+    ],
+)
+def test_a_state_dict_that_is_not_as_told(made, options, message, tmp_path):
+    torch.save(KernelClassifier(D, 4, **made).state_dict(), tmp_path / "own.pt")
+    given = [word for option in options for word in ("--head-option", option)]
+    error = invoke("inspect", tmp_path / "own.pt", *given).exception
+    assert isinstance(error, ValueError)
+    assert message in str(error)
+    assert "\n" not in str(error)
+
+
+def test_files_without_a_head_to_show(tmp_path):
+    def error(content, *options):
+        torch.save(content, tmp_path / "own.pt")
+        return str(invoke("inspect", tmp_path / "own.pt", *options).exception)
+
+    state = KernelClassifier(D, C).state_dict()
+    assert "holds no kernel head; describe() of a head" in error({"fc.weight": torch.ones(2, 3)})
+    both = {f"{name}.{key}": tensor for name in ("a", "b") for key, tensor in state.items()}
+    assert "holds 2 kernel heads (a, b), and one can be shown" in error(both)
+    assert "holds a list and no state dict" in error([1, 2])
+    assert "is no state dict that can be read safely" in error(KernelClassifier(D, C))  # a pickle of anything
+    assert "has weights alone, so no images can go through" in error(state, "--data", "cifar10")
+    state["weight"][0, 0] = math.nan
+    assert "weights that are not finite" in error(state, "--head-option", "coefficients=relu")
+    ours = invoke("inspect", save(tmp_path, "kernel"), "--head-option", "coefficients=relu")
+    assert str(ours.exception).endswith("says itself how its head was made: leave out --head-option")
 
 
 def test_the_example_runs(capsys):

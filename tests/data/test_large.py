@@ -259,7 +259,9 @@ def test_commands(root, small):
     assert got.exit_code == 0, got.output
     assert f"{root}/cars-test-30.safetensors: 1 images of 2 classes, 1 left out" in got.output
     assert f"left out, since it cannot be read: {base}/cars_test/00002.jpg" in got.output
-    assert [line.split()[-3:-1] for line in run("list").output.splitlines() if "cars-" in line] == [["0", "MiB"]] * 2
+    sizes = [f"{(root / f'cars-{split}-30.safetensors').stat().st_size / 1024:.0f}" for split in ("train", "test")]
+    shown = [line.split()[-3:-1] for line in run("list").output.splitlines() if "cars-" in line]
+    assert shown == [[size, "KiB"] for size in sizes]
     verified = run("verify", "cars", "--short-side", "30")
     assert str(verified.exception) == (
         f"cars in {root} is not the official cars: 1 test images instead of 2; test images of 1 classes, 2 names of "

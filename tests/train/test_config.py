@@ -8,7 +8,7 @@ import yaml
 
 from kernelhead.backbones import expected_input
 from kernelhead.cli import train as cli
-from kernelhead.train.config import FREE, TrainConfig, check_same, make_config, save_config
+from kernelhead.train.config import FREE, TrainConfig, check_same, make_config, save_config, says
 
 
 def config(**given):
@@ -105,6 +105,22 @@ def test_every_setting_has_a_flag():
     settings = {each.name for each in fields(TrainConfig)}
     assert settings - flags == {"head_options"}
     assert flags - settings == {"head_option", "config", "show_config", "out", "resume"}
+
+
+@pytest.mark.parametrize("images", [2, 5, 6, 11, 12, 30, 63, 64, 100, 191, 192, 193, 5000])
+def test_a_batch_size_that_nobody_chose_leaves_a_few_batches(images):
+    usual = config(data="my", backbone="lenet5")
+    fitting = [size for size in (64, 32, 16, 8, 4, 2) if images // size >= 3] or [2]
+    assert usual.fitted(images) == replace(usual, batch_size=max(fitting))
+    assert usual.fitted(images, processes=8).batch_size == max(8, *fitting)
+
+
+def test_what_was_said_and_what_was_not(written):
+    file = written("data: cifar10\nbatch_size: 7\nepochs: null\n")
+    assert says(file, {}, "batch_size")
+    assert says(None, {"batch_size": 7}, "batch_size")
+    assert not says(None, {"batch_size": None}, "batch_size")
+    assert not says(file, {"epochs": None}, "epochs")
 
 
 # --- a file, then flags -----------------------------------------------------------------------------------------------

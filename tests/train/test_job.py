@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 from torch.nn import functional as F
 
 from kernelhead.backbones import Input
@@ -252,6 +253,10 @@ def test_a_place_is_not_harmed(data, tmp_path):
         job.check_place(out, config, resume=True)
     with pytest.raises(FileExistsError, match="is a file; --out names a folder"):
         job.check_place(out / MODEL_FILE, config, resume=False)
+    with pytest.raises(
+        PermissionError, match=r"model.safetensors/new cannot be made or written to, because of .*tensors"
+    ):
+        job.check_place(out / MODEL_FILE / "new", config, resume=False)
 
 
 # --- what goes wrong --------------------------------------------------------------------------------------------------
@@ -281,9 +286,92 @@ def test_a_training_that_diverges_is_recorded(data, tmp_path):
         load_classifier(tmp_path)
 
 
+def test_a_network_that_its_last_step_broke_is_not_kept(data, tmp_path):
+    """Every loss was finite: only the network itself says that it is of no use."""
+    config = settings(backbone="cifar_resnet8", learning_rate=1e38, batch_size=65, epochs=1)
+    for _ in range(2):  # trained, and gone on with
+        with pytest.raises(job.DivergedError, match="not finite any more after the last step, 0; a smaller learning"):
+            train(config, tmp_path)
+        result = load_result(tmp_path / "result.json")
+        assert (result["diverged_at"], result["accuracy"]) == (0, None)
+        assert "nll" not in result
+        assert not (tmp_path / MODEL_FILE).exists()
+        with pytest.raises(FileNotFoundError, match="diverged and left no classifier"):
+            load_classifier(tmp_path)
+        assert read_log(tmp_path)[-1]["test_accuracy"] is None
+
+
+def test_scores_that_are_not_finite_are_refused(folder):
+    saved = classifier(Run("cifar_resnet8", "softmax", 0.1))
+    assert job.evaluate_classifier(saved, str(folder), CPU)["images"] == 8
+    next(module for module in saved.model.modules() if isinstance(module, nn.BatchNorm2d)).running_mean.fill_(math.nan)
+    with pytest.raises(ValueError, match="scores are not finite for 8 of 8 images: its training diverged"):
+        job.evaluate_classifier(saved, str(folder), CPU)
+    with pytest.raises(ValueError, match="scores are not finite for 1 of 1 images: its training diverged"):
+        job.predict_pictures(saved, sorted(folder.rglob("*.jpg"))[:1], CPU)
+
+
+def test_a_test_accuracy_of_scores_that_are_not_finite_is_not_shown(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(job, "predict", lambda model, images, **_: torch.full((len(images), 10), math.nan))
+    seen = []
+    with pytest.raises(job.DivergedError, match="after the last step, 5"):
+        train(settings(epochs=2, evaluate_every=1), tmp_path, seen.append)
+    assert [epoch.test_accuracy for epoch in seen if epoch.moment.epoch_done] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "expected"),
+    [
+        ({"backbone": "resnet19"}, ValueError, "unknown backbone 'resnet19'"),
+        ({"head_options": {"degree": "a"}}, ValueError, "needs degree to be a positive integer, got 'a'"),
+        (
+            {"head_options": {"temperature": [1]}},
+            ValueError,
+            r"no head 'kernel' can be made with {'temperature': \[1\]}",
+        ),
+        ({"backbone": "resnet18", "weights": "none"}, FileNotFoundError, "there is no weights file none"),
+        ({"teacher": "nobody"}, FileNotFoundError, "there is no trained classifier in nobody"),
+        ({"data": "nowhere"}, FileNotFoundError, "there is no data set, folder or file 'nowhere'; the data sets are"),
+    ],
+)
+def test_what_needs_no_data_is_checked_without(changes, error, expected):
+    job.check_network(settings())
+    with pytest.raises(error, match=expected):
+        job.check_network(settings(**changes))
+
+
+def test_weights_that_cannot_be_downloaded(monkeypatch):
+    def unreachable(*arguments, **options):
+        raise OSError("no network")
+
+    monkeypatch.setattr("torchvision.models.get_model", unreachable)
+    config = settings(backbone="resnet18", pretrained=True)
+    with pytest.raises(OSError, match=r"could not be downloaded .* \(--weights FILE, --no-pretrained\)$"):
+        job.check_network(config)
+
+
+def test_without_pillow_it_is_one_sentence(folder, monkeypatch):
+    saved = classifier()
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    monkeypatch.delitem(sys.modules, "PIL.Image")
+    sentence = r"^pictures need Pillow; pip install 'kernelhead\[vision\]' brings it$"
+    pictures = replace(settings(), data=str(folder))
+    for act in (
+        lambda: job.check_network(pictures),
+        lambda: job.open_for(pictures, CPU),
+        lambda: job.evaluate_classifier(saved, str(folder), CPU),
+        lambda: job.predict_pictures(saved, [folder / "cow" / "1.jpg"], CPU),
+    ):
+        with pytest.raises(ModuleNotFoundError, match=sentence):
+            act()
+    job.check_network(settings())  # CIFAR does without
+
+
 def test_too_large_a_batch_leaves_nothing_behind(data, tmp_path):
     config = settings(batch_size=66)
-    with pytest.raises(ValueError, match="cifar10 has 65 training images, fewer than a batch of 66; choose a smaller"):
+    with pytest.raises(
+        ValueError, match="cifar10 has 65 training images, fewer than a batch of 66; choose a smaller one with --b"
+    ):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

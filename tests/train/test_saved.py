@@ -165,6 +165,27 @@ def test_a_checkpoint_is_no_classifier(tmp_path):
         load_classifier(tmp_path / "c.safetensors")
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused(small, value):
+    saved, path = small
+    with torch.no_grad():
+        saved.model.head.weight[1, 2] = value
+    save_classifier(path, saved)
+    with pytest.raises(ValueError, match=r"model.safetensors has weights that are not finite: its training diverged"):
+        load_classifier(path)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "torch", "old torch"])
+def test_weights_of_somebody_else_are_not_called_damaged(small, tmp_path, kind):
+    state, path = small[0].model.state_dict(), tmp_path / "own.bin"
+    if kind == "safetensors":
+        safetensors.torch.save_file(state, path)
+    else:
+        torch.save(state, path, _use_new_zipfile_serialization=kind == "torch")
+    with pytest.raises(BrokenCheckpointError, match=r"own.bin was not written by kernelhead train.*fc.describe\(\)"):
+        load_classifier(path)
+
+
 def drop_run(tensors, state):
     del state["run"]
 

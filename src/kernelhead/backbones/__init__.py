@@ -89,7 +89,7 @@ def create_backbone(
 
 
 def _missing(name: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
-    sentence = f"backbone {name!r} needs {error.name}; 'pip install kernelhead[vision]' brings it"
+    sentence = f"backbone {name!r} needs {error.name}; pip install 'kernelhead[vision]' brings it"
     return ModuleNotFoundError(sentence, name=error.name)
 
 

@@ -19,7 +19,7 @@ def _names(text: str | None) -> list[str] | None:
 
 @app.command()
 def compare(
-    file: Annotated[Path, typer.Argument(help="Features and labels: .npz, .npy, .csv or .parquet.")],
+    file: Annotated[Path, typer.Argument(help="Features and labels: .npz, .npy, .csv, .tsv (or .gz) or .parquet.")],
     labels_file: Annotated[Path | None, typer.Argument(help="Labels, .npy, if the features are.")] = None,
     features: Annotated[
         str | None, typer.Option(help="Array of features in an .npz file; x, X or features unless given.")
@@ -43,9 +43,13 @@ def compare(
 
     Cross-validates kernel heads and scikit-learn's classifiers on the same folds.
     """
+    if out is not None:
+        _check_folder(out)
     from kernelhead.data.features import load_features
 
-    X, y = load_features(file, labels_file, features=features, label=label)
+    X, y, notes = load_features(file, labels_file, features=features, label=label)
+    for note in notes:
+        say(note)
     from kernelhead import compare as comparing
 
     latest: list[Comparison] = []
@@ -82,6 +86,13 @@ def compare(
             comparing.plot_kernel(X, y, out / "kernel.png", seed)
         except ModuleNotFoundError as error:
             say(f"no picture of the kernel, since {error.name} is missing; 'pip install kernelhead[plot]' brings it")
+
+
+def _check_folder(out: Path) -> None:
+    """That a folder is or can be made there, before any work whose results would go there."""
+    there = next((each for each in (out, *out.parents) if each.exists()), None)
+    if there is not None and not there.is_dir():
+        raise NotADirectoryError(f"--out {out}: a folder is expected, and {there} is a file")
 
 
 def _show(found: "Comparison", json_output: bool) -> None:

@@ -1,16 +1,18 @@
-"""`kernelhead data list | get | verify | pack`."""
+"""`kernelhead data list | get | verify | pack | clean`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from kernelhead.cli._console import app, console, print_plain, say
 from kernelhead.cli._progress import steps_bar
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none of it
     from kernelhead.data.packed import PackedImages
+    from kernelhead.data.packed_folders import PackedFolder
 
 data_app = typer.Typer(help="Data sets: where they are, and getting and checking them.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
@@ -24,15 +26,16 @@ DataShortSide = Annotated[
 
 @data_app.command("list")
 def data_list() -> None:
-    """Show the data sets and whether they are here."""
+    """Show the data sets and whether they are here, and which folders of pictures were packed."""
     from kernelhead.data import cifar, large
+    from kernelhead.data.packed_folders import packed_folders, packed_place
 
     listing = RichTable()
     for column in ("data set", "classes", "split", "images", "file", "here"):
         listing.add_column(column)
 
     def row(name: str, classes: int, split: str, images: str, path: Path) -> None:
-        size = f"{path.stat().st_size / 2**20:.0f} MiB" if path.exists() else "no"
+        size = _readable(path.stat().st_size) if path.exists() else "no"
         listing.add_row(name, str(classes), split, images, path.name, size)
 
     for name, classes in cifar.CLASSES.items():
@@ -43,6 +46,10 @@ def data_list() -> None:
                 row(name, one.num_classes, split, str(images), path)
     console.print(listing)
     print_plain(f"in {cifar.data_folder()}; KERNELHEAD_DATA names another folder")
+    packed = packed_folders()
+    if packed:
+        _show_folders(packed)
+        print_plain(f"in {packed_place()}; 'kernelhead data clean' removes those that are of no use any more")
 
 
 @data_app.command("get")
@@ -97,7 +104,9 @@ def data_pack(
 ) -> None:
     """Pack a folder of pictures into one file that is fast to read."""
     from kernelhead.data.packed import find_images, pack
+    from kernelhead.train.pictures import need_pillow
 
+    need_pillow()
     sources, classes = find_images(folder)
     with steps_bar() as progress:
         packed = pack(
@@ -108,6 +117,45 @@ def data_pack(
             progress=lambda done, n: progress(f"packing {folder}", done, n),
         )
     _show_packed(packed)
+
+
+@data_app.command("clean")
+def data_clean(
+    every: Annotated[
+        bool, typer.Option("--all", help="All packed folders, also those that are in use or unknown.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove them; without, they are only shown.")] = False,
+) -> None:
+    """Remove packed folders of pictures that have changed since or are gone.
+
+    `kernelhead train` packs a folder once for each state of its files. No picture of yours is touched.
+    """
+    from kernelhead.data.packed_folders import packed_folders, packed_place
+
+    chosen = [one for one in packed_folders() if every or one.useless]
+    if not chosen:
+        print_plain(f"nothing to remove in {packed_place()}")
+        return
+    _show_folders(chosen)
+    if not yes:
+        print_plain("nothing was removed; the same command with --yes removes these")
+        return
+    for one in chosen:
+        one.remove()
+    print_plain(f"removed {len(chosen)} from {packed_place()}, {_readable(sum(one.bytes for one in chosen))}")
+
+
+def _show_folders(packed: list["PackedFolder"]) -> None:
+    listing = RichTable()
+    for column in ("packed file", "size", "folder", "state"):
+        listing.add_column(column, overflow="fold", no_wrap=column in ("size", "state"))
+    for one in packed:
+        listing.add_row(Text(one.path.name), _readable(one.bytes), Text(str(one.folder or "?")), one.state)
+    console.print(listing)
+
+
+def _readable(size: int) -> str:
+    return f"{size / 2**20:.0f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"
 
 
 def _show_packed(packed: "PackedImages") -> None:

@@ -9,12 +9,13 @@ import typer
 
 from kernelhead.cli._console import app, say
 from kernelhead.cli._progress import steps_bar
+from kernelhead.cli.train import head_options
 
 
 @app.command()
 def inspect(
     checkpoint: Annotated[
-        Path, typer.Argument(metavar="CHECKPOINT", help="Folder of a training, or its model.safetensors.")
+        Path, typer.Argument(metavar="CHECKPOINT", help="Folder of a training, its model.safetensors, or a state dict.")
     ],
     data: Annotated[
         str | None,
@@ -22,6 +23,13 @@ def inspect(
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw it to this file too, such as kernel.png.", show_default=False)
+    ] = None,
+    head_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Of a state dict, which does not say how its head was made: NAME=VALUE, such as coefficients=relu.",
+            show_default=False,
+        ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda; for the images.")] = "auto",
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -32,17 +40,27 @@ def inspect(
     """
     from kernelhead.heads import KernelClassifier
     from kernelhead.inspection import describe
+    from kernelhead.inspection.weights import head_of_weights
     from kernelhead.train.features import feature_batches
     from kernelhead.train.job import choose_device
-    from kernelhead.train.saved import load_classifier
+    from kernelhead.train.saved import is_foreign, load_classifier
 
-    saved = load_classifier(checkpoint)
-    head = saved.model.head
-    if not isinstance(head, KernelClassifier):
-        raise ValueError(f"the head {saved.run.head!r} has no kernel to show; the heads kernel and linear have one")
-    with steps_bar("nothing was changed") as progress:
-        features = None if data is None else feature_batches(saved, data, choose_device(device), progress)
-        description = describe(head, features, classes=saved.classes)
+    if checkpoint.is_file() and is_foreign(checkpoint):
+        if data is not None:
+            raise ValueError(
+                f"{checkpoint} has weights alone, so no images can go through its network: leave out --data"
+            )
+        description = describe(head_of_weights(checkpoint, head_options(head_option) or {}))
+    else:
+        if head_option is not None:
+            raise ValueError(f"{checkpoint} says itself how its head was made: leave out --head-option")
+        saved = load_classifier(checkpoint)
+        head = saved.model.head
+        if not isinstance(head, KernelClassifier):
+            raise ValueError(f"the head {saved.run.head!r} has no kernel to show; the heads kernel and linear have one")
+        with steps_bar("nothing was changed") as progress:
+            features = None if data is None else feature_batches(saved, data, choose_device(device), progress)
+            description = describe(head, features, classes=saved.classes)
     if json_output:
         print(json.dumps(description.as_dict(), indent=1))
     else:

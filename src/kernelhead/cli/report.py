@@ -140,7 +140,7 @@ def _synthetic_sections(runs: Path, out: Path, shown: str | None, tables: dict[s
             with messages.status(f"drawing figures of {escape(place.name)}"):
                 synthetic_figures(place, *figures)
         except ModuleNotFoundError as error:
-            say(f"no picture: {error.name} is missing; 'pip install kernelhead[plot]' brings it")
+            say(f"no picture: {error.name} is missing; pip install 'kernelhead[plot]' brings it")
         except (OSError, BrokenResultError, BrokenCheckpointError) as error:
             say(f"no figures: {error}")
         if shown in (None, synthetic.NAME):

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -104,23 +105,32 @@ def train(
     own = {name: given.pop(name) for name in ("config", "show_config", "out", "resume", "head_option")}
 
     from kernelhead.train import job
-    from kernelhead.train.config import make_config
+    from kernelhead.train.config import make_config, says
     from kernelhead.train.distributed import join_world
 
     if resume and config is None and out is not None and (out / job.CONFIG_FILE).exists():
         config = out / job.CONFIG_FILE
-    given["head_options"] = _head_options(own["head_option"])
+    given["head_options"] = head_options(own["head_option"])
     settings = make_config(config, given)
     if show_config:
         print(settings.to_yaml(), end="")
         return
     folder = out or Path("runs", "train", settings.name)
+    chosen_batch = says(config, given, "batch_size")
+    if resume and not chosen_batch and (folder / job.CONFIG_FILE).exists():  # it was fitted to the data
+        settings = replace(settings, batch_size=make_config(folder / job.CONFIG_FILE, {}).batch_size)
     job.check_place(folder, settings, resume)
     chosen = job.choose_device(settings.device, int(os.environ.get("LOCAL_RANK", "0")))
+    job.check_network(settings)
     world = join_world(chosen)
     later = f"the training is kept in {folder}, and the same command with --resume goes on from there"
     with steps_bar("nothing was changed") if world.rank == 0 else nullcontext(None) as packing:
         opened = job.open_for(settings, chosen, world=world, progress=packing)
+    if not chosen_batch:
+        usual, settings = settings.batch_size, settings.fitted(len(opened.train), world.size)
+        if settings.batch_size != usual and world.rank == 0:
+            count = f"{len(opened.train)} training images"
+            say(f"batches of {settings.batch_size}, for {count}; --batch-size chooses another number", style="")
     with training_bar(later) if world.rank == 0 else nullcontext(None) as watch:
         result = job.train_classifier(settings, folder, opened, world=world, watch=watch)
     if world.rank == 0:
@@ -188,7 +198,7 @@ def _largest(probabilities: "Tensor", top: int) -> list[tuple[int, float]]:
     return list(zip(labels.tolist(), values.tolist(), strict=True))
 
 
-def _head_options(given: Sequence[str] | None) -> dict[str, Any] | None:
+def head_options(given: Sequence[str] | None) -> dict[str, Any] | None:
     """NAME=VALUE, the value as YAML reads it: 9, 0.5, true, relu."""
     if not given:
         return None

@@ -106,7 +106,7 @@ def download_cifar(name: str) -> Path:
         from torchvision import datasets
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"downloading {name} needs torchvision; 'pip install kernelhead[vision]' brings it", name=error.name
+            f"downloading {name} needs torchvision; pip install 'kernelhead[vision]' brings it", name=error.name
         ) from error
     source = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[name]
     arrays: dict[str, NDArray[np.uint8]] = {}

@@ -80,13 +80,13 @@ def _pack_once(folder: Path, name: str, short_side: int, progress: Progress | No
     if len(classes) < 2:
         raise ValueError(f"{folder} has one class folder only, {classes[0]!r}; a classifier needs two or more")
     plain_name = re.sub(r"[^\w.-]+", "-", name)
-    path = data_folder() / "packed" / f"{plain_name}-{_digest(folder, sources, short_side)}.safetensors"
+    path = data_folder() / "packed" / f"{plain_name}-{digest_of(folder, sources, short_side)}.safetensors"
     if path.exists():
         return PackedImages(path)
     return pack(sources, classes, path, short_side=short_side, progress=progress_of(f"packing {folder}", progress))
 
 
-def _digest(folder: Path, sources: list[Source], short_side: int) -> str:
+def digest_of(folder: Path, sources: list[Source], short_side: int) -> str:
     """Changes with the names, sizes or times of the files, and with the short side."""
     digest = hashlib.sha256(f"{short_side}\n".encode())
     for source in sources:

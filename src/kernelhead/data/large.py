@@ -150,7 +150,7 @@ def _find_raw(name: str) -> None:
         from torchvision.datasets import OxfordIIITPet
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"downloading {name} needs torchvision; 'pip install kernelhead[vision]' brings it", name=error.name
+            f"downloading {name} needs torchvision; pip install 'kernelhead[vision]' brings it", name=error.name
         ) from error
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -174,7 +174,7 @@ def _read_cars(folder: Path, split: str) -> tuple[list[Source], list[str]]:
         from scipy.io import loadmat
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "reading Stanford Cars needs scipy; 'pip install kernelhead[vision]' brings it", name=error.name
+            "reading Stanford Cars needs scipy; pip install 'kernelhead[vision]' brings it", name=error.name
         ) from error
     file = "devkit/cars_train_annos.mat" if split == "train" else "cars_test_annos_withlabels.mat"
     rows = loadmat(folder / file, squeeze_me=True)["annotations"]

@@ -114,6 +114,8 @@ def describe(
     alpha = head.alpha.detach().double().cpu()
     if not alpha.isfinite().all():
         raise ValueError("the head has coefficients that are not finite: its training diverged")
+    if not all(parameter.isfinite().all() for parameter in head.parameters()):
+        raise ValueError("the head has weights that are not finite: its training diverged")
     powers = alpha[kernels.END_POINTS :].numpy()
     t = torch.linspace(-1, 1, 201, dtype=torch.float64)
     gain = logit_gain(head)

@@ -18,6 +18,7 @@ from kernelhead.train.schedule import Schedule
 
 # What may differ when a training goes on. Data may have moved: the checkpoint knows their labels.
 FREE = ("data", "device", "compile", "workers", "evaluate_every", "checkpoint_seconds", "tensorboard")
+FEW = 3  # batches an epoch, which a batch size that nobody chose leaves
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "nothing"}
 
 
@@ -85,6 +86,14 @@ class TrainConfig:
         complete._check()
         return complete
 
+    def fitted(self, images: int, processes: int = 1) -> "TrainConfig":
+        """The same with the batch size halved until `images` make a few batches; for one that nobody chose."""
+        assert self.batch_size is not None
+        batch_size = self.batch_size
+        while images // batch_size < FEW and batch_size // 2 >= max(2, processes):
+            batch_size //= 2
+        return replace(self, batch_size=batch_size)
+
     def run(self) -> Run:
         options = {"rectified": self.rectified, "kervolution": self.kervolution}
         start = {"pretrained": self.pretrained, "weights": self.weights}
@@ -125,6 +134,8 @@ class TrainConfig:
             raise ValueError(f"momentum must be at least 0 and below 1, got {self.momentum}")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be at least 0 and below 2**32, got {self.seed}")
+        if not 0 < self.holdout < 1:
+            raise ValueError(f"the share to hold out is {self.holdout}; it has to lie between 0 and 1")
         if self.small and self.size != 32:
             raise ValueError(f"the images of {self.data} are 32x32; size {self.size} is for large images")
 
@@ -147,6 +158,11 @@ def make_config(file: Path | None, given: dict[str, Any]) -> TrainConfig:
         if settings.get(name) not in (None, *CLASSES, *SETS) and path.exists():
             settings[name] = str(path.resolve())
     return TrainConfig(**settings).completed()
+
+
+def says(file: Path | None, given: dict[str, Any], name: str) -> bool:
+    """Whether a setting is said in a file or `given`, and not left to its default."""
+    return given.get(name) is not None or (file is not None and _read(file).get(name) is not None)
 
 
 def save_config(path: Path, config: TrainConfig) -> None:

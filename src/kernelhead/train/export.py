@@ -8,7 +8,7 @@ import torch
 from kernelhead._version import __version__
 from kernelhead.data.streamed import SHORTEST
 from kernelhead.export import Exported, export_onnx, export_pt2
-from kernelhead.train.job import margin_of
+from kernelhead.train.pictures import margin_of
 from kernelhead.train.saved import MODEL_FILE, SavedClassifier
 
 FORMATS = ("onnx", "pt2")
@@ -37,6 +37,9 @@ def export_classifier(saved: SavedClassifier, path: Path, *, format: str = "onnx
         backbone = saved.model.backbone
         with torch.no_grad():
             example = backbone.feature_map(example) if module.pools else backbone(example)
+    with torch.no_grad():
+        if not module(torch.randn(example.shape, generator=torch.Generator().manual_seed(0))).isfinite().all():
+            raise ValueError("the classifier's scores are not finite: its training diverged, and it is of no use")
     metadata = _metadata(saved, part, tuple(example.shape[1:]))
     if format == "pt2":
         return export_pt2(module, path, example, metadata=metadata)

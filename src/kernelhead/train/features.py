@@ -1,4 +1,4 @@
-"""What the head of a trained classifier is given for the images of a data set."""
+"""What the head of a trained classifier is given for images."""
 
 from collections.abc import Iterator
 
@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from kernelhead.data.packed import progress_of
-from kernelhead.train.job import STREAMED_BATCH, Steps, open_other
-from kernelhead.train.loop import BATCH_PIXELS
+from kernelhead.train.pictures import Steps, open_other, streamed_batch
 from kernelhead.train.saved import SavedClassifier
 
 
@@ -20,8 +19,7 @@ def feature_batches(
     """
     images, _ = open_other(saved, data, device, progress)
     model = saved.model.to(device).eval()
-    size = max(1, min(STREAMED_BATCH, BATCH_PIXELS // images.size**2))
-    wanted = torch.split(torch.arange(len(images)), size)
+    wanted = torch.split(torch.arange(len(images)), streamed_batch(images.size))
     report = progress_of("computing features", progress)
     with torch.no_grad():
         for number, (batch, _) in enumerate(images.batches((index, None) for index in wanted), start=1):

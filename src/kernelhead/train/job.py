@@ -1,8 +1,8 @@
 """A training from its configuration to the result file, and what a trained classifier says of images and pictures."""
 
 import math
+import os
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from kernelhead.backbones import count_parameters, expected_input
 from kernelhead.data.cifar import CLASSES
 from kernelhead.data.images import Images
-from kernelhead.data.large import SHORT_SIDE
-from kernelhead.data.open import Opened, open_data, open_for_testing
+from kernelhead.data.large import SETS, SHORT_SIDE
+from kernelhead.data.open import Opened, open_data
 from kernelhead.data.packed import PictureFiles, progress_of
+from kernelhead.data.packed_folders import remember_folder
 from kernelhead.data.streamed import StreamedImages
 from kernelhead.metrics import accuracy, summary
 from kernelhead.results import save_result
@@ -24,19 +25,16 @@ from kernelhead.train.checkpoint import History
 from kernelhead.train.config import TrainConfig, check_same, save_config
 from kernelhead.train.distributed import World
 from kernelhead.train.log import MetricsLog
-from kernelhead.train.loop import BATCH_PIXELS, Moment, predict, train
-from kernelhead.train.saved import MODEL_FILE, SavedClassifier, load_classifier, save_classifier
+from kernelhead.train.loop import Moment, predict, train
+from kernelhead.train.pictures import Steps, margin_of, need_pillow, open_other, some, streamed_batch, warn_of
+from kernelhead.train.saved import MODEL_FILE, SavedClassifier, is_finite, load_classifier, save_classifier
 
 CHECKPOINT_FILE = "checkpoint.safetensors"
 CONFIG_FILE = "config.yaml"
-NAMED = 5  # of the pictures left out, so many are named
-STREAMED_BATCH = 128  # a streamed image needs the memory of its picture, however small the network's input is
-
-Steps = Callable[[str, int, int], None]  # what, done, total
 
 
 class DivergedError(RuntimeError):
-    """A training whose loss is not finite any more."""
+    """A training whose loss, weights or scores are not finite any more."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +71,9 @@ def check_place(out: Path, config: TrainConfig, resume: bool) -> None:
     """See that a training can begin, or go on, in the folder `out` without harm to what is there."""
     if out.exists() and not out.is_dir():
         raise FileExistsError(f"{out} is a file; --out names a folder")
+    nearest = next(parent for parent in (out, *out.absolute().parents) if parent.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise PermissionError(f"{out} cannot be made or written to, because of {nearest}; --out names another place")
     begun = (out / CHECKPOINT_FILE).exists() or History(out / CHECKPOINT_FILE, {}).previous.exists()
     done = (out / MODEL_FILE).exists() or (out / "result.json").exists()
     if (begun or done) and not resume:
@@ -83,6 +84,25 @@ def check_place(out: Path, config: TrainConfig, resume: bool) -> None:
         check_same(out / CONFIG_FILE, config)
 
 
+def check_network(config: TrainConfig) -> None:
+    """See that the network that a configuration names can be made, before time goes into its data."""
+    if config.data not in (*CLASSES, *SETS) and not Path(config.data).exists():
+        known = ", ".join([*CLASSES, *SETS])
+        raise FileNotFoundError(f"there is no data set, folder or file {config.data!r}; the data sets are {known}")
+    if not config.small:
+        need_pillow()
+    try:
+        config.run().create(2)
+    except OSError as error:
+        if not config.pretrained:
+            raise
+        raise OSError(f"{error} (--weights FILE, --no-pretrained)") from error
+    except TypeError as error:
+        raise ValueError(f"no head {config.head!r} can be made with {config.head_options} ({error})") from error
+    if config.teacher is not None:
+        load_classifier(Path(config.teacher))
+
+
 def open_for(
     config: TrainConfig, device: torch.device, *, world: World | None = None, progress: Steps | None = None
 ) -> Opened:
@@ -90,6 +110,8 @@ def open_for(
     world = world or World()
     expected = expected_input(config.backbone)
     assert config.size is not None
+    if not config.small:
+        need_pillow()
     with world.in_turn():  # so that a folder is packed once
         opened = open_data(
             config.data,
@@ -102,7 +124,8 @@ def open_for(
             progress=progress,
         )
     if world.rank == 0:
-        _warn_of(opened.left_out)
+        remember_folder(config.data, config.short_side, opened.train, opened.test)
+        warn_of(opened.left_out)
     return opened
 
 
@@ -126,7 +149,7 @@ def train_classifier(
     if len(opened.train) < schedule.batch_size:
         raise ValueError(
             f"{config.data} has {len(opened.train)} training images, fewer than a batch of {schedule.batch_size}; "
-            "choose a smaller batch size"
+            "choose a smaller one with --batch-size"
         )
     log = MetricsLog(out / "metrics.jsonl", out / "tensorboard" if config.tensorboard and world.rank == 0 else None)
     if world.rank == 0:
@@ -143,7 +166,9 @@ def train_classifier(
             asked = config.evaluate_every and moment.epoch % config.evaluate_every == 0
             trained = moment.results[0]
             if asked and moment.epoch < schedule.epochs and trained.diverged_at is None:
-                test_accuracy = accuracy(_logits(trained.model, opened.test), opened.test.labels.cpu())
+                logits = _logits(trained.model, opened.test)
+                if logits.isfinite().all():
+                    test_accuracy = accuracy(logits, opened.test.labels.cpu())
             log.write(_record(moment, seconds, test_accuracy))
             began = time.monotonic()
         if watch is not None:
@@ -175,12 +200,14 @@ def train_classifier(
     if world.rank:
         return result
     if trained.diverged_at is not None:
-        save_result(out / "result.json", result)
-        raise DivergedError(
-            f"the loss was not finite any more at step {trained.diverged_at}; a smaller learning rate than "
-            f"{config.learning_rate:g} may help (recorded in {out / 'result.json'})"
-        )
+        raise _diverged(f"the loss was not finite any more at step {trained.diverged_at}", out, result)
+    # No loss has seen what the last step made of the network.
     logits = _logits(trained.model, opened.test)
+    if not (is_finite(trained.model) and logits.isfinite().all()):
+        result["diverged_at"] = len(trained.losses) - 1
+        raise _diverged(
+            f"the network was not finite any more after the last step, {result['diverged_at']}", out, result
+        )
     result |= summary(logits, opened.test.labels.cpu()) | _alpha(trained.model.head)
     saved = SavedClassifier(trained.model, run, opened.classes, opened.input, asdict(config))
     save_classifier(out / MODEL_FILE, saved)
@@ -209,9 +236,9 @@ def evaluate_classifier(
         images, classes = open_other(saved, data, device, progress)
     unknown = [name for name in classes if name not in saved.classes]
     if unknown:
-        raise ValueError(f"the classifier knows no class {unknown[0]!r}; its classes are {_some(saved.classes)}")
+        raise ValueError(f"the classifier knows no class {unknown[0]!r}; its classes are {some(saved.classes)}")
     place = torch.tensor([saved.classes.index(name) for name in classes])
-    logits = _logits(saved.model.to(device), images, progress_of("evaluating", progress))
+    logits = _finite_logits(saved, images, device, progress_of("evaluating", progress))
     return {"images": len(images), **summary(logits, place[images.labels.cpu()])}
 
 
@@ -219,6 +246,7 @@ def predict_pictures(
     saved: SavedClassifier, paths: Sequence[Path], device: torch.device, progress: Steps | None = None
 ) -> tuple[Tensor, dict[int, str]]:
     """Probabilities (n, C) of the classes for picture files, and for those that cannot be read a sentence each."""
+    need_pillow()
     files = PictureFiles(paths, short_side=saved.settings.get("short_side", SHORT_SIDE))
     images = StreamedImages(
         files,
@@ -228,49 +256,41 @@ def predict_pictures(
         device=device,
         margin=margin_of(saved),
     )
-    logits = _logits(saved.model.to(device), images, progress_of("predicting", progress))
+    logits = _finite_logits(saved, images, device, progress_of("predicting", progress))
     return torch.softmax(logits.double(), 1), files.broken
 
 
 def _logits(model: nn.Module, images: Images, progress: Callable[[int, int], None] | None = None) -> Tensor:
-    batch_size = None
-    if isinstance(images, StreamedImages):
-        batch_size = max(1, min(STREAMED_BATCH, BATCH_PIXELS // images.size**2))
+    batch_size = streamed_batch(images.size) if isinstance(images, StreamedImages) else None
     return predict(model, images, batch_size=batch_size, progress=progress)
 
 
-def open_other(
-    saved: SavedClassifier, data: str, device: torch.device, progress: Steps | None
-) -> tuple[Images, list[str]]:
-    """Test images and classes of other data than a classifier's own, as its network takes them."""
-    images, classes, left_out = open_for_testing(
-        data,
-        saved.input,
-        device,
-        short_side=saved.settings.get("short_side", SHORT_SIDE),
-        margin=margin_of(saved),
-        progress=progress,
-    )
-    _warn_of(left_out)
-    return images, classes
+def _finite_logits(
+    saved: SavedClassifier, images: Images, device: torch.device, progress: Callable[[int, int], None] | None
+) -> Tensor:
+    logits = _logits(saved.model.to(device), images, progress)
+    broken = int((~logits.isfinite()).any(1).sum())
+    if broken:
+        raise ValueError(
+            f"the classifier's scores are not finite for {broken} of {len(logits)} images: its training diverged, and "
+            "it is of no use"
+        )
+    return logits
 
 
-def margin_of(saved: SavedClassifier) -> float | None:
-    """A network that was trained on whole images of CIFAR is shown the whole of a picture."""
-    return 1.0 if saved.settings.get("data") in CLASSES else None
-
-
-def _warn_of(left_out: Sequence[str]) -> None:
-    if left_out:
-        sentence = f"{len(left_out)} pictures are missing or cannot be read: {_some(left_out)}"
-        warnings.warn(sentence, stacklevel=3)
+def _diverged(what: str, out: Path, result: dict[str, Any]) -> DivergedError:
+    """Keep the result of a training that diverged, and no classifier; the error to raise."""
+    (out / MODEL_FILE).unlink(missing_ok=True)  # of an earlier version, which did not look
+    save_result(out / "result.json", result)
+    rate = result["config"]["learning_rate"]
+    return DivergedError(f"{what}; a smaller learning rate than {rate:g} may help (recorded in {out / 'result.json'})")
 
 
 def _check_teacher(path: str, opened: Opened) -> None:
     """A teacher sees the student's images, so it must expect the same, and know the same classes."""
     teacher = load_classifier(Path(path))
     if teacher.classes != opened.classes:
-        known = _some(teacher.classes)
+        known = some(teacher.classes)
         raise ValueError(f"the teacher {path} knows other classes than the data: {known}")
     if teacher.input != opened.input:
         raise ValueError(
@@ -297,7 +317,3 @@ def _record(moment: Moment, seconds: float, test_accuracy: float | None) -> dict
 def _alpha(head: nn.Module) -> dict[str, Any]:
     alpha = getattr(head, "alpha", None)
     return {} if alpha is None else {"alpha": alpha.detach().float().tolist()}
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:NAMED]) + (", .." if len(names) > NAMED else "")

@@ -7,6 +7,7 @@ graph, and training is replaying it: a small network alone leaves a modern GPU i
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,7 +114,9 @@ def train(
         note_divergence(first)
     graph: Graph | None = None
     step, saved, reported = first, time.monotonic(), time.monotonic()
-    with deferred_interrupts() as interruption, torch.random.fork_rng(devices=[]):
+    with deferred_interrupts() as interruption, torch.random.fork_rng(devices=[]), ExitStack() as ending:
+        for member in members:
+            ending.callback(member.close)
         for epoch in range(first // per_epoch, schedule.epochs):
             alive = [m for m, result in zip(members, results, strict=True) if result.diverged_at is None]
             if not alive:

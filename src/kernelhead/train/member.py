@@ -1,6 +1,6 @@
 """One run in training: everything that its step reads and writes, on the device."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -65,7 +65,7 @@ class Member:
         if self.resident:
             self.order = torch.empty(len(data), dtype=torch.long, device=device)
             self.noise = torch.empty(len(data), data.draws, device=device)
-        self.stream: Iterator[Batch] = iter(())
+        self.stream: Iterator[Batch] | None = None
         self.fed: list[Tensor] = []
         self.prepared: tuple[int, Tensor, Tensor] | None = None
 
@@ -102,11 +102,17 @@ class Member:
         """Bring the next batch to the place from which the step reads it."""
         if self.resident:
             return
+        assert self.stream is not None
         batch = next(self.stream)
         if not self.fed:
             self.fed = [tensor.clone() for tensor in batch]
         for place, tensor in zip(self.fed, batch, strict=True):
             place.copy_(tensor)
+
+    def close(self) -> None:
+        """End what decodes images ahead of the training."""
+        if isinstance(self.stream, Generator):
+            self.stream.close()
 
     def _forward(self) -> tuple[Tensor, Tensor]:
         """Loss and share of correct answers of the next batch."""

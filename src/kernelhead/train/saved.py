@@ -4,7 +4,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import safetensors
+from torch import Tensor, nn
 
 from kernelhead.backbones import Classifier, Input
 from kernelhead.train.checkpoint import BrokenCheckpointError, load_checkpoint, save_checkpoint
@@ -12,6 +13,7 @@ from kernelhead.train.run import Run
 
 MODEL_FILE = "model.safetensors"
 FORMAT = "kernelhead classifier 1"
+TORCH_FILES = (b"PK\x03\x04", b"\x80\x02\x8a\x0a")  # how files of torch.save begin, since 1.6 and before
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,24 @@ def save_classifier(path: Path, saved: SavedClassifier) -> None:
     save_checkpoint(path, saved.model.state_dict(), state)
 
 
+def is_finite(model: nn.Module) -> bool:
+    """Whether every parameter of a network is a finite number."""
+    return all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+
+
+def is_foreign(file: Path) -> bool:
+    """Whether a file is somebody's own weights: one of torch.save, or of safetensors without our checksum."""
+    try:
+        with safetensors.safe_open(file, framework="pt") as opened:
+            return "sha256" not in (opened.metadata() or {})
+    except (OSError, safetensors.SafetensorError):
+        try:
+            with file.open("rb") as content:
+                return content.read(4) in TORCH_FILES
+        except OSError:
+            return False
+
+
 def load_classifier(path: Path) -> SavedClassifier:
     """Read a classifier from its file, or from the folder of its training. It is in evaluation mode, on the CPU."""
     file = path / MODEL_FILE if path.is_dir() else path
@@ -49,14 +69,22 @@ def load_classifier(path: Path) -> SavedClassifier:
                 f"the training in {path} is not finished; 'kernelhead train --resume --out {path}' goes on with it"
             )
         raise FileNotFoundError(f"there is no trained classifier in {path}")
+    if is_foreign(file):
+        raise BrokenCheckpointError(
+            f"{file} was not written by kernelhead train, whose files say what the network, its classes and its input "
+            "are; for a network of your own there are model.fc.describe() and kernelhead.export in Python"
+        )
     tensors, state = load_checkpoint(file)
     if state.get("format") != FORMAT:
         raise BrokenCheckpointError(f"{file} is not a trained classifier of kernelhead")
     try:
-        return _restore(tensors, state)
+        saved = _restore(tensors, state)
     except (KeyError, TypeError, RuntimeError) as error:
         words = " ".join(str(error).split())
         raise BrokenCheckpointError(f"{file} is not of this version of kernelhead ({words})") from error
+    if not is_finite(saved.model):
+        raise ValueError(f"{file} has weights that are not finite: its training diverged, and it is of no use")
+    return saved
 
 
 def _restore(tensors: dict[str, Tensor], state: dict[str, Any]) -> SavedClassifier:
