@@ -19,6 +19,8 @@ from kernelhead.layer_training import LayerClassifier
 Array = NDArray[Any]
 Progress = Callable[[str, int, int], None]  # what, done, total
 MANY = 20_000  # samples above which an SVM takes minutes a fold, and is left out unless asked for
+FEWEST = 5  # samples to train on: k nearest neighbours asks so many
+WARM_UP = 8  # samples of each class
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,10 @@ BASELINES = {
 
 
 def check_features(X: ArrayLike, y: ArrayLike, folds: int) -> tuple[Array, Array, list[str]]:
-    """Features (N, D) as floating-point numbers, labels (N,), and what is worth knowing about them."""
+    """Features (N, D) as floating-point numbers, labels (N,) or (N, 1) as (N,), and what is worth knowing of them."""
     features, labels = np.asarray(X), np.asarray(y)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
     if folds < 2:
         raise ValueError(f"cross-validation needs two folds or more, got {folds}")
     if features.ndim != 2 or 0 in features.shape:
@@ -96,7 +100,12 @@ def check_features(X: ArrayLike, y: ArrayLike, folds: int) -> tuple[Array, Array
     broken = np.argwhere(~np.isfinite(features))
     if len(broken):
         row, column = broken[0]
-        raise ValueError(f"{len(broken)} features are not finite numbers, the first at row {row}, column {column}")
+        raise ValueError(
+            f"{len(broken)} values of features are not finite numbers, the first in row {row + 1}, column {column + 1}"
+        )
+    missing = np.flatnonzero([label is None or label != label for label in labels.tolist()])  # NaN is not itself
+    if len(missing):
+        raise ValueError(f"{len(missing)} labels are missing, the first in row {missing[0] + 1}")
     if np.issubdtype(labels.dtype, np.floating) and not (np.isfinite(labels).all() and (labels % 1 == 0).all()):
         raise ValueError("labels have to be classes, and some are fractions or not finite")
     classes, counts = np.unique(labels, return_counts=True)
@@ -106,6 +115,12 @@ def check_features(X: ArrayLike, y: ArrayLike, folds: int) -> tuple[Array, Array
         few = classes[counts.argmin()]
         raise ValueError(
             f"class {few} has {counts.min()} samples, too few for {folds} folds: take fewer folds or leave it out"
+        )
+    smallest = len(labels) - -(-len(labels) // folds)
+    if smallest < FEWEST:
+        raise ValueError(
+            f"{len(labels)} samples are too few: with {folds} folds {smallest} are left to train on, and {FEWEST} are "
+            "the least"
         )
     constant = int((features.max(0) == features.min(0)).sum())
     if constant == features.shape[1]:
@@ -182,13 +197,14 @@ def _cross_validate(
     pooled: list[tuple[torch.Tensor, torch.Tensor]] = []
     if progress is not None:
         progress(method.label, 0, len(splits))
+    _warm_up(method, features, target, splits[0][0], seed)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
         for number, (train, test) in enumerate(splits, 1):
             model, started = method.make(seed), time.perf_counter()
             model.fit(features[train], target[train])
             fitted = time.perf_counter()
-            answer = (model.predict_proba if hasattr(model, "predict_proba") else model.predict)(features[test])
+            answer = _answer(model, features[test])
             predict_seconds.append(time.perf_counter() - fitted)
             fit_seconds.append(fitted - started)
             truth = torch.from_numpy(target[test])
@@ -214,11 +230,29 @@ def _cross_validate(
     )
 
 
+def _warm_up(method: Method, features: Array, target: Array, train: Array, seed: int) -> None:
+    """Fit and predict a few samples: what happens once a process, imports and the like, is no method's time."""
+    rank = np.empty(len(train), dtype=np.int64)
+    order = np.argsort(target[train], kind="stable")
+    rank[order] = np.arange(len(train)) - np.searchsorted(target[train][order], target[train][order])
+    few = train[rank < WARM_UP]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _answer(method.make(seed).fit(features[few], target[few]), features[few])
+
+
+def _answer(model: Any, features: Array) -> Array:
+    """Probabilities (N, C), or classes (N,) of a model that knows none."""
+    answer: Array = (model.predict_proba if hasattr(model, "predict_proba") else model.predict)(features)
+    return answer
+
+
 def plot_kernel(X: ArrayLike, y: ArrayLike, path: Path, seed: int = 0) -> None:
     """Draw the kernel that KernelHeadClassifier learns from all samples: k(t), and the share of each power."""
     from matplotlib.figure import Figure
 
-    alpha = KernelHeadClassifier(random_state=seed).fit(X, y).alpha_[3:]
+    features, labels, _ = check_features(X, y, folds=2)
+    alpha = KernelHeadClassifier(random_state=seed).fit(features, labels).alpha_[3:]
     t = np.linspace(-1, 1, 201)
     powers = np.arange(1, len(alpha) + 1)
     figure = Figure(figsize=(9, 3.6), layout="constrained")

@@ -3,6 +3,11 @@
 Differences are paired by fold. Their intervals are those of the corrected resampled t-test (Nadeau and Bengio, 2003):
 training sets of cross-validation overlap, so the variance of the mean over k folds counts as (1/k + test/train) times
 that of a fold, with k - 1 degrees of freedom.
+
+Accuracies on n samples are multiples of 1 / n, so that a few folds may agree by chance, and the variance that they show
+is then zero, which says that it is unknown and not that the difference is certain. At least one sample of each fold
+could have gone otherwise. Where two classifiers are expected to differ on one of n paired outcomes, the difference of
+their accuracies has variance 1 / n^2, and no less is taken.
 """
 
 from collections.abc import Sequence
@@ -41,15 +46,24 @@ class Difference:
         return f"{self.mean:+.2f} ({self.low:+.2f} to {self.high:+.2f})"
 
 
-def difference(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
-    """Paired by fold; see the module's docstring."""
+def difference(ours: Sequence[float], theirs: Sequence[float], grain: float = 0.0) -> Difference:
+    """Paired by fold; see the module's docstring.
+
+    Args:
+        ours: a value for each fold.
+        theirs: on the same folds.
+        grain: the least standard deviation over folds, of accuracies what one sample of a fold makes. Where neither
+            it nor the folds tell a deviation, there is nothing to judge by, and the interval is infinite.
+    """
     from scipy import stats
 
     values = np.asarray(ours) - np.asarray(theirs)
-    k = len(values)
-    error = np.sqrt((1 / k + 1 / (k - 1)) * values.var(ddof=1))
-    half = float(stats.t.ppf(0.975, k - 1) * error)
-    return Difference(float(values.mean()), float(values.mean()) - half, float(values.mean()) + half)
+    k, mean = len(values), float(values.mean())
+    deviation = max(float(values.std(ddof=1)), grain)
+    if deviation <= 1e-9 * np.abs([ours, theirs]).max():  # equal but for rounding
+        return Difference(mean, -np.inf, np.inf)
+    half = float(stats.t.ppf(0.975, k - 1) * np.sqrt(1 / k + 1 / (k - 1)) * deviation)
+    return Difference(mean, mean - half, mean + half)
 
 
 @dataclass(frozen=True)
@@ -75,12 +89,16 @@ class Comparison:
         others = [result for result in self.results if not result.is_head]
         return max(others, key=lambda result: float(np.mean(result.accuracy)), default=None)
 
+    def accuracy_difference(self, ours: Result, theirs: Result) -> Difference:
+        """In points, with one sample of a fold as the grain."""
+        return difference(ours.accuracy, theirs.accuracy, grain=100 * self.folds / self.samples)
+
     def verdict(self) -> str:
         """One sentence on whether the head helps."""
         head, baseline = self.head, self.baseline
         if head is None or baseline is None:
             return "A head and a baseline are needed for a verdict."
-        gap = difference(head.accuracy, baseline.accuracy)
+        gap = self.accuracy_difference(head, baseline)
         points = f"{abs(gap.mean):.2f} points of accuracy"
         interval = f"95 % interval {gap.low:+.2f} to {gap.high:+.2f}"
         if gap.low > 0:
@@ -115,12 +133,12 @@ class Comparison:
             row.append("" if one.ece is None else f"{one.ece:.2f}")
             row += [f"{np.mean(one.fit_seconds):.2f}", f"{np.mean(one.predict_seconds):.3f}"]
             if baseline is not None:
-                row.append("" if one is baseline else str(difference(one.accuracy, baseline.accuracy)))
+                row.append("" if one is baseline else str(self.accuracy_difference(one, baseline)))
             rows.append(row)
         title = f"{self.samples} samples, {self.features} features, {self.classes} classes; {self.folds} folds"
         notes = [
             "± is the standard deviation over folds. Differences: mean and 95 % interval, paired by fold (corrected "
-            "resampled t-test), against the best baseline.",
+            "resampled t-test, a fold's deviation taken as one sample at least), against the best baseline.",
             *(f"{one.label} stopped before it converged." for one in self.results if not one.converged),
             *self.notes,
         ]
@@ -131,7 +149,7 @@ class Comparison:
         baseline = self.baseline
         results = []
         for one in self.results:
-            gap = None if baseline is None or one is baseline else difference(one.accuracy, baseline.accuracy)
+            gap = None if baseline is None or one is baseline else self.accuracy_difference(one, baseline)
             results.append({**vars(one), "accuracy_difference": None if gap is None else vars(gap)})
         own = {name: value for name, value in vars(self).items() if name != "results"}
         return {
