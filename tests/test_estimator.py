@@ -1,4 +1,5 @@
 import pickle
+import re
 import runpy
 import subprocess
 import sys
@@ -85,7 +86,8 @@ def left_out_scores(points, target, weight, alpha, penalty):
     return np.array(rows)
 
 
-def test_leave_one_out_is_what_fitting_without_each_sample_gives(rng):
+def test_leave_one_out_is_what_fitting_without_each_sample_gives(rng, monkeypatch):
+    monkeypatch.setattr(ridge, "ROWS", 7)
     points, target, weight = small_problem(rng)
     alpha = np.array([0, 0, 0, 0.5, 0.3, 0.2])
     kernel = ridge.LearnedKernel(torch.from_numpy(alpha), 0.2, 1.0, 1.0, 0.0)
@@ -93,6 +95,10 @@ def test_leave_one_out_is_what_fitting_without_each_sample_gives(rng):
     found = ridge.solve(*tensors, 3, kernel, torch.tensor([4, 0, 11]))
     np.testing.assert_allclose(found.left_out, left_out_scores(points, target, weight, alpha, 0.2)[[4, 0, 11]])
     at = rng.normal(size=(5, 4))
+    values = power_kernel(points, points, alpha)
+    mean = np.average(values, axis=0, weights=weight)
+    np.testing.assert_allclose(found.mean, mean, atol=1e-12)
+    np.testing.assert_allclose(found.variance, np.average((values - mean) ** 2, axis=0, weights=weight))
     scores = power_kernel(at, points, alpha) @ found.coefficients.numpy() + found.constant.numpy()
     np.testing.assert_allclose(scores, numpy_scores(points, np.eye(3)[target], weight, alpha, 0.2, at), rtol=1e-9)
 
@@ -106,7 +112,8 @@ def mean_log_loss(scores, target, weight):
 def test_the_learned_kernel_has_the_loss_it_says_and_a_better_one_than_its_neighbours(rng):
     x, weight = rng.normal(size=(40, 3)), rng.uniform(0.5, 2, 40)
     target = (x[:, 0] * x[:, 1] > 0).astype(int) + (x[:, 2] > 0.5)
-    found = ridge.learn_kernel(*(torch.from_numpy(each) for each in (x, target, weight)), 3, degree=3)
+    tensors = [torch.from_numpy(each) for each in (x, target, weight)]
+    found, _ = ridge.learn_kernel([tensors[0]], *tensors[1:], 3, degree=3)
     alpha = found.alpha.numpy()
     assert (alpha >= 0).all()
     assert alpha.sum() == pytest.approx(1)
@@ -147,8 +154,21 @@ def test_the_constant_does_not_hurry_into_a_poorer_optimum(rng):
     """Classes by length alone: a kernel of a large constant and mixed powers is a local optimum, and not a good one."""
     x = rng.normal(size=(300, 8))
     target = np.digitize(np.linalg.norm(x, axis=1), [2.5, 3.1])
-    found = ridge.learn_kernel(*(torch.from_numpy(each) for each in (x, target, np.ones(300))), 3, degree=7)
+    features, *rest = (torch.from_numpy(each) for each in (x, target, np.ones(300)))
+    found, _ = ridge.learn_kernel([features], *rest, 3, degree=7)
     assert found.loss < 0.58
+
+
+def test_of_several_scalings_the_one_goes_on_that_is_best(rng):
+    x = rng.normal(size=(60, 6))
+    target = torch.from_numpy((x[:, 0] > 0).astype(int))
+    scaled = [torch.from_numpy(x * each) for each in ([0.01] + [1.0] * 5, [1.0] + [0.1] * 5, [1.0] * 6)]
+    rest = (target, torch.ones(60, dtype=torch.float64), 2, 3)
+    found, index = ridge.learn_kernel(scaled, *rest)
+    alone = [ridge.learn_kernel([each], *rest)[0] for each in scaled]
+    assert index == int(np.argmin([each.loss for each in alone])) == 1
+    torch.testing.assert_close(found.alpha, alone[1].alpha)
+    assert found.loss == alone[1].loss
 
 
 def test_the_kernel_follows_the_problem(rng):
@@ -474,6 +494,13 @@ def test_a_first_batch_smaller_than_the_landmarks(moons):
     assert not np.array_equal(model.predict_proba(x), before)
 
 
+def test_a_batch_of_one_sample(moons):
+    x, y = moons[0][:7], moons[1][:7]
+    fitted = KernelHeadClassifier(**{**ADAM, "batch_size": 2}, epochs=2).fit(x, y)  # batches of 3, 3 and 1
+    assert np.isfinite(fitted.predict_proba(x)).all()
+
+
+@pytest.mark.filterwarnings("ignore:solver 'exact'")  # an exact fit has no batches, but what goes on from it has
 @pytest.mark.parametrize("options", [{"random_state": 0, "batch_size": 10}, {**ADAM, "epochs": 40}])
 def test_partial_fit_goes_on_from_a_fit_and_a_fit_starts_anew(moons, options):
     x, y = moons
@@ -501,6 +528,26 @@ def test_a_step_of_descent_leaves_the_constant_coordinate_alone(rng):
     ordered = {tuple(row) for row in points[:, 2:].tolist()}
     assert {tuple(row) for row in seen[0][:, 2:].tolist()} == ordered
     assert not set(points[:, 0].tolist()) & set(seen[0][:, 0].tolist())
+
+
+@pytest.mark.parametrize("options", [{}, {**ADAM, "epochs": 5}])
+def test_terms_that_the_kernel_lacks_are_exactly_zero(moons, options):
+    fitted = KernelHeadClassifier(**options).fit(*moons)
+    np.testing.assert_array_equal(fitted.alpha_[:3], 0)
+    assert (fitted.alpha_[3:] > 0).all()
+    assert fitted.alpha_.sum() == pytest.approx(1)
+    assert [term.value for term in fitted.head_.describe().terms[:3]] == [0, 0, 0]
+    assert "jumps" not in str(fitted.head_.describe())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensors_of_a_network_are_read_as_arrays(moons, dtype):
+    features = torch.from_numpy(moons[0]).to(dtype).requires_grad_()
+    labels, weight = torch.from_numpy(moons[1]), torch.linspace(1, 2, 300).to(dtype)
+    rounded = features.detach().float().numpy()
+    given = KernelHeadClassifier().fit(features, labels, weight)
+    same = KernelHeadClassifier().fit(rounded, moons[1], weight.float().numpy())
+    np.testing.assert_allclose(given.predict_proba(features), same.predict_proba(rounded), rtol=1e-9)
 
 
 def test_the_head_is_a_layer_of_its_own(moons):
@@ -533,11 +580,48 @@ def test_predictions_in_blocks(monkeypatch, moons):
         ({"learning_rate": -1}, "learning_rate must be positive and finite, got -1"),
         ({"validation_fraction": 1.0}, "validation_fraction must lie between 0 and 1, got 1.0"),
         ({"device": "gpu"}, "unknown device 'gpu'; choose auto, cpu or cuda"),
+        ({"device": "meta"}, "device 'meta' is not here, or has no float64; choose auto, cpu or cuda"),
     ],
 )
 def test_parameters_out_of_range(moons, options, sentence):
     with pytest.raises(ValueError, match=sentence):
         KernelHeadClassifier(**options).fit(*moons)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            {"landmarks": 8},
+            "solver 'exact', which 'auto' is up to LIMIT samples, ignores landmarks: it needs solver='adam'",
+        ),
+        (
+            {"solver": "exact", "epochs": 9, "batch_size": 8, "learning_rate": 0.1},
+            "solver 'exact' ignores epochs, batch_size, learning_rate: they need solver='adam'",
+        ),
+        (
+            {"solver": "exact", "early_stopping": True, "patience": 9},
+            "solver 'exact' ignores early_stopping, patience: they need solver='adam'",
+        ),
+        (
+            {"solver": "exact", "validation_fraction": 0.2},
+            "solver 'exact' ignores validation_fraction: it needs solver='adam' and early_stopping=True",
+        ),
+        ({**ADAM, "patience": 9}, "solver 'adam' ignores patience: it needs early_stopping=True"),
+    ],
+)
+def test_options_given_in_vain_are_named(moons, options, sentence):
+    whole = re.escape(sentence.replace("LIMIT", f"{estimator.EXACT_SAMPLES:,}")) + "$"
+    with pytest.warns(UserWarning, match=whole) as caught:
+        KernelHeadClassifier(**options).fit(*moons)
+    assert [each.filename for each in caught] == [__file__]
+
+
+def test_defaults_and_options_in_use_give_no_warning(moons, recwarn):
+    KernelHeadClassifier(landmarks=np.int64(1024), epochs=6).fit(*moons)
+    KernelHeadClassifier(**ADAM, epochs=2, learning_rate=0.1).fit(*moons)
+    KernelHeadClassifier(**ADAM, epochs=2, early_stopping=True, patience=1, validation_fraction=0.2).fit(*moons)
+    assert not recwarn.list
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
@@ -583,7 +667,7 @@ def test_partial_fit_refuses(moons):
 def test_without_scikit_learn_a_sentence_says_what_brings_it():
     program = "import sys; sys.modules['sklearn'] = None\nfrom kernelhead import KernelHeadClassifier"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert "pip install kernelhead[sklearn]" in done.stderr
+    assert "pip install 'kernelhead[sklearn]'" in done.stderr
 
 
 def test_the_example_runs(capsys):

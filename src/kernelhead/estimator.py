@@ -1,6 +1,8 @@
 """The kernel head as a scikit-learn classifier: feature vectors in, classes out."""
 
 import copy
+import inspect
+import warnings
 from numbers import Integral, Real
 from typing import Any, Self
 
@@ -15,16 +17,20 @@ try:
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 except ImportError as error:
     raise ModuleNotFoundError(
-        "KernelHeadClassifier needs scikit-learn 1.6 or later; 'pip install kernelhead[sklearn]' brings it",
+        "KernelHeadClassifier needs scikit-learn 1.6 or later; pip install 'kernelhead[sklearn]' brings it",
         name="sklearn",
     ) from error
 
 from kernelhead.landmark_training import Samples, Trainer, calibrate, exact_head, random_landmarks, train
 from kernelhead.ridge import LearnedKernel, learn_kernel
-from kernelhead.weighting import weigh
+from kernelhead.weighting import scalings, weigh
 
 SOLVERS = ("auto", "exact", "adam")
-EXACT_SAMPLES = 10_000  # "auto" solves exactly up to so many: the time grows with their cube, memory with their square
+# "auto" solves exactly up to so many: there it is the more accurate on most data (docs/features.md), but its time grows
+# with their cube, its memory with their square.
+EXACT_SAMPLES = 10_000
+OF_ADAM = ("landmarks", "epochs", "batch_size", "learning_rate")  # options that "exact" has no use for
+OF_STOPPING = ("validation_fraction", "patience")  # options that "adam" uses with early stopping alone
 LEFT_OUT = 500  # samples that the kernel is learned from by leave-one-out
 NOISE, DROPOUT = 0.2, 0.2  # of "adam": see `Trainer`
 CALIBRATED, ENOUGH = 50, 100  # "adam" holds out a sample in 50 for its temperature, if that makes 100 of them
@@ -115,6 +121,7 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         if len(np.unique(target)) < 2:
             raise ValueError("KernelHeadClassifier needs samples of two classes or more, got 1 class")
         self.solver_ = self._choose_solver(len(features))
+        self._warn_of_ignored()
         random = check_random_state(self.random_state)
         kernel = self._start(features, target, weight, random)
         samples = self._samples(features, target, weight)
@@ -210,13 +217,11 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     def _validate(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool = True
     ) -> tuple[Array, Array, Array]:
+        X, y, sample_weight = (_readable(each) for each in (X, y, sample_weight))
         features, labels = validate_data(self, X, y, dtype=[np.float64, np.float32], reset=reset)
         check_classification_targets(labels)
-        return (
-            features,
-            labels,
-            _check_sample_weight(sample_weight, features, dtype=np.float64, ensure_non_negative=True),
-        )
+        weight = _check_sample_weight(sample_weight, features, dtype=np.float64, ensure_non_negative=True)
+        return features, labels, weight
 
     def _choose_solver(self, n: int) -> str:
         if self.solver != "auto":
@@ -224,24 +229,15 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         return "exact" if n <= EXACT_SAMPLES and not self.early_stopping else "adam"
 
     def _start(self, features: Array, target: Array, weight: Array, random: np.random.RandomState) -> LearnedKernel:
-        """Learn the kernel from a part of the samples, with features scaled one way and the other; keep the better."""
-        wide = features.astype(np.float64, copy=False)
-        self.mean_ = np.average(wide, axis=0, weights=weight)
-        deviation = np.sqrt(np.average((wide - self.mean_) ** 2, axis=0, weights=weight))
-        varies = deviation > 10 * np.finfo(features.dtype).eps * np.abs(self.mean_)
-        common = np.sqrt(np.mean(deviation[varies] ** 2)) if varies.any() else 1.0
-        own = np.where(varies, deviation, common)
-        # Deviations are units of measurement, and say nothing; or they are signal, and the smallest are mostly noise.
-        scales = [own] if np.allclose(own, common, rtol=0.01) else [own, np.full_like(own, common)]
+        """Learn the kernel from a part of the samples, and whether features are scaled apart or together."""
+        self.mean_, scales = scalings(features, weight)
         most = LEFT_OUT if self.solver_ == "exact" else LEFT_OUT // 2  # "adam" goes on learning the kernel
         part = random.permutation(len(target))[:most] if len(target) > most else np.arange(len(target))
         labels, weights = (torch.from_numpy(each[part]).to(self._device()) for each in (target, weight))
-
-        def learned(scale: Array) -> LearnedKernel:
-            points = torch.from_numpy((wide[part] - self.mean_) / scale).to(self._device())
-            return learn_kernel(points, labels, weights, len(self.classes_), self.degree)
-
-        kernel, self.scale_ = min(((learned(scale), scale) for scale in scales), key=lambda found: found[0].loss)
+        centred = features[part] - self.mean_
+        scaled = [torch.from_numpy(centred / scale).to(self._device()) for scale in scales]
+        kernel, best = learn_kernel(scaled, labels, weights, len(self.classes_), self.degree)
+        self.scale_ = scales[best]
         self.constant_, self.ridge_ = kernel.constant, kernel.ridge
         self.temperature_, self.loss_ = kernel.temperature, kernel.loss
         if self.verbose:
@@ -292,7 +288,7 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
     def _logits(self, X: ArrayLike) -> Array:
         check_is_fitted(self, "head_")
-        features = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+        features = validate_data(self, _readable(X), dtype=[np.float64, np.float32], reset=False)
         self.head_.to(self._device())  # a pickle left it on the CPU, or `device` is another now
         rows = max(1, BLOCK // self.head_.weight.shape[0])
         with torch.no_grad():
@@ -312,6 +308,12 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             raise ValueError(f"unknown device {self.device!r}; choose auto, cpu or cuda") from None
         if device.type == "cuda" and not torch.cuda.is_available():
             raise ValueError("there is no CUDA device here; set_params(device='auto') takes what there is")
+        try:
+            torch.zeros(1, dtype=torch.float64, device=device).cpu()
+        except (RuntimeError, AssertionError, TypeError):
+            raise ValueError(
+                f"device {self.device!r} is not here, or has no float64; choose auto, cpu or cuda"
+            ) from None
         return device
 
     def _check_parameters(self) -> None:
@@ -325,3 +327,27 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             raise ValueError(f"learning_rate must be positive and finite, got {self.learning_rate!r}")
         if not isinstance(self.validation_fraction, Real) or not 0 < self.validation_fraction < 1:
             raise ValueError(f"validation_fraction must lie between 0 and 1, got {self.validation_fraction!r}")
+
+    def _warn_of_ignored(self) -> None:
+        """Say which options were given in vain: a search over them would choose at random."""
+        defaults = inspect.signature(KernelHeadClassifier).parameters
+        exact = self.solver_ == "exact"
+        names = (*OF_ADAM, "early_stopping", *OF_STOPPING) if exact else () if self.early_stopping else OF_STOPPING
+        given = [name for name in names if getattr(self, name) != defaults[name].default]
+        if not given:
+            return
+        asked = ["solver='adam'"] if exact else []
+        if not self.early_stopping and not set(given).isdisjoint(OF_STOPPING):
+            asked.append("early_stopping=True")
+        chosen = f", which 'auto' is up to {EXACT_SAMPLES:,} samples," if exact and self.solver == "auto" else ""
+        need = "it needs" if len(given) == 1 else "they need"
+        sentence = f"solver {self.solver_!r}{chosen} ignores {', '.join(given)}: {need} {' and '.join(asked)}"
+        warnings.warn(sentence, UserWarning, stacklevel=3)
+
+
+def _readable(given: Any) -> Any:
+    """A tensor as NumPy can read it: on the CPU, without its gradient, and not in bfloat16, which NumPy lacks."""
+    if not isinstance(given, torch.Tensor):
+        return given
+    given = given.detach().cpu()
+    return given.float() if given.dtype is torch.bfloat16 else given

@@ -15,6 +15,8 @@ from kernelhead.ridge import LearnedKernel, best_temperature, solve
 
 LANDMARK_PACE, MIXING_PACE = 2.0, 0.1  # learning rates over that of the kernel's coefficients
 WARM_UP = 0.1  # of all steps
+NOTHING = 1e-12  # share of the kernel's coefficients
+NO_TERM = -1000.0  # softplus makes zero of it, in any precision; minus infinity would not be a number of JSON
 SEEN = 1024  # samples that the standardisation of kernel values starts from
 
 Watch = Callable[[int, float, float | None], None]  # epoch, training loss, validation loss
@@ -40,8 +42,8 @@ def _empty_head(samples: Samples, num_classes: int, landmarks: int, alpha: Tenso
     with torch.random.fork_rng(devices=[]):  # its random start is overwritten, and nobody's random numbers are used
         head = KernelClassifier(width, num_classes, landmarks=landmarks, degree=degree, coefficients="softplus")
     head = head.to(samples.points)
-    # softplus(x) = a. Coefficients of zero become ones too small to be seen.
-    raw = torch.where(alpha < 1e-12, -40.0, alpha.clamp(min=1e-12).expm1().log())
+    # softplus(x) = a. What is too small to be seen in any score becomes exactly zero, and stays so.
+    raw = torch.where(alpha < NOTHING * alpha.sum(), NO_TERM, alpha.expm1().log())
     with torch.no_grad():
         head.raw_alpha.copy_(raw)
     return head
@@ -66,18 +68,11 @@ def exact_head(
     assert head.bias is not None
     with torch.no_grad():
         head.weight.copy_(unit)
-        share = samples.weight / samples.weight.sum()
-        mean, square = unit.new_zeros(len(samples)), unit.new_zeros(len(samples))
-        for begin in range(0, len(samples), 2048):
-            values = kernel_mean(unit[begin : begin + 2048], head.weight, head.alpha)
-            mean += share[begin : begin + 2048] @ values
-            square += share[begin : begin + 2048] @ values.square()
-        variance = (square - mean.square()).clamp(min=0)
-        head.norm.running_mean.copy_(mean)  # type: ignore[union-attr]
-        head.norm.running_var.copy_(variance)  # type: ignore[union-attr]
-        deviation = (variance + head.norm.eps).sqrt()
+        head.norm.running_mean.copy_(solution.mean)  # type: ignore[union-attr]
+        head.norm.running_var.copy_(solution.variance)  # type: ignore[union-attr]
+        deviation = (solution.variance + head.norm.eps).sqrt()
         head.mixing.copy_(solution.coefficients.T * deviation / temperature)
-        head.bias.copy_((solution.constant + mean @ solution.coefficients) / temperature)
+        head.bias.copy_((solution.constant + solution.mean @ solution.coefficients) / temperature)
     return head.eval(), temperature
 
 
@@ -147,12 +142,10 @@ class Trainer:
         device, n = samples.points.device, len(samples)
         batches = torch.randperm(n, generator=self.generator, device=device).chunk(max(1, n // batch_size))
         mean_weight, total = samples.weight.mean(), torch.zeros((), device=device)
-        self.head.train()
-        if n == 1 or self.mixing_alone:  # one sample has no deviation
-            self.head.norm.eval()
         hook = self.head.norm.register_forward_hook(lambda module, given, values: self._drop(values))
         try:
             for done, index in enumerate(batches):
+                self.head.train(len(index) > 1 and not self.mixing_alone)  # one sample has no deviation
                 rate = self.learning_rate * schedule(done / len(batches))
                 for group, pace in zip(self.optimizer.param_groups, self.paces, strict=True):
                     group["lr"] = rate * pace

@@ -11,6 +11,7 @@ appended before they are scaled to unit length: L-BFGS finds them all.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from kernelhead import kernels
 ITERATIONS = 25
 PRIOR_DEVIATION = 1.0  # of every hyperparameter, in the logarithm: a few samples alone should not send one to infinity
 START_RIDGE, START_TEMPERATURE = 0.3, 0.2
+ROWS = 2048  # of the kernel's matrix, squared at a time
 FARTHEST = 14.0  # no hyperparameter is farther than a factor of e^14 from its start, so that H stays invertible
 
 
@@ -69,59 +71,90 @@ class _Residuals(torch.autograd.Function):
         return -((projected * of_diagonal) @ projected).add_(thin), None
 
 
-def learn_kernel(features: Tensor, target: Tensor, weight: Tensor, num_classes: int, degree: int) -> LearnedKernel:
-    """Kernel, ridge, temperature and constant by leave-one-out. features (n, D), target (n,), weight (n,)."""
-    n = features.shape[0]
-    products = features @ features.T
-    squares = products.diagonal()
-    labels = F.one_hot(target, num_classes).to(products)
-    share = weight / weight.sum()
-    length = (share @ squares).sqrt()  # where the constant starts
-    length = torch.where(length > 0, length, 1.0)
-    raw = products.new_zeros(degree + 3, requires_grad=True)
-    free = torch.ones_like(raw)
+class _Search:
+    """For the kernel, ridge, temperature and constant that suit features (n, D), target (n,) and weight (n,)."""
 
-    def parts() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        bounded = raw.clamp(-FARTHEST, FARTHEST)
-        alpha = F.pad(torch.softmax(bounded[:degree], 0), (kernels.END_POINTS + 1, 0))
-        ridge, temperature, constant = bounded[degree:].exp().unbind()
-        return alpha, START_RIDGE * ridge, START_TEMPERATURE * temperature, length * constant
+    def __init__(self, features: Tensor, target: Tensor, weight: Tensor, num_classes: int, degree: int) -> None:
+        self.products = features @ features.T
+        self.squares = self.products.diagonal()
+        self.target, self.weight, self.degree = target, weight, degree
+        self.labels = F.one_hot(target, num_classes).to(self.products)
+        self.share = weight / weight.sum()
+        length = (self.share @ self.squares).sqrt()  # where the constant starts
+        self.length = torch.where(length > 0, length, 1.0)
+        self.raw = self.products.new_zeros(degree + 3, requires_grad=True)
 
-    def loss() -> Tensor:
-        alpha, ridge, temperature, constant = parts()
-        inverse_lengths = (squares + constant.square()).rsqrt()
-        t = (products + constant.square()) * torch.outer(inverse_lengths, inverse_lengths)
-        residuals: Tensor = _Residuals.apply(kernels.power_series(t, alpha) + torch.diag(ridge / weight), labels)
-        return F.cross_entropy((labels - residuals) / temperature, target, reduction="none") @ share
+    def improve(self, *, constant: bool) -> float:
+        """Go on by L-BFGS, with the constant or without it. The mean leave-one-out log-loss."""
+        free = torch.ones_like(self.raw)
+        free[-1] = float(constant)
 
-    def objective() -> Tensor:
-        raw.grad = None
-        value = loss() + raw.square().sum() / (2 * PRIOR_DEVIATION**2 * n)
-        value.backward()  # type: ignore[no-untyped-call]
-        assert raw.grad is not None
-        raw.grad *= free
-        return value
+        def objective() -> Tensor:
+            self.raw.grad = None
+            value = self._loss() + self.raw.square().sum() / (2 * PRIOR_DEVIATION**2 * len(self.target))
+            value.backward()  # type: ignore[no-untyped-call]
+            assert self.raw.grad is not None
+            self.raw.grad *= free
+            return value
 
-    # The constant stays where it starts at first. Free from the beginning, it hurried into poorer local optima.
-    for constant_free in (0.0, 1.0):
-        free[-1] = constant_free
-        optimizer = torch.optim.LBFGS([raw], max_iter=ITERATIONS, line_search_fn="strong_wolfe")
+        optimizer = torch.optim.LBFGS([self.raw], max_iter=ITERATIONS, line_search_fn="strong_wolfe")
         optimizer.step(objective)  # type: ignore[no-untyped-call]
-    with torch.no_grad():
-        alpha, ridge, temperature, constant = parts()
-        final = loss().item()
-    if not math.isfinite(final):
-        raise ValueError("the leave-one-out loss is not finite: the features are too large or too alike to be scaled")
-    return LearnedKernel(alpha, ridge.item(), temperature.item(), constant.item(), final)
+        with torch.no_grad():
+            loss = self._loss().item()
+        if not math.isfinite(loss):
+            raise ValueError(
+                "the leave-one-out loss is not finite: the features are too large or too alike to be scaled"
+            )
+        return loss
+
+    def found(self, loss: float) -> LearnedKernel:
+        with torch.no_grad():
+            alpha, ridge, temperature, constant = self._parts()
+        return LearnedKernel(alpha, ridge.item(), temperature.item(), constant.item(), loss)
+
+    def _parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        bounded = self.raw.clamp(-FARTHEST, FARTHEST)
+        alpha = F.pad(torch.softmax(bounded[: self.degree], 0), (kernels.END_POINTS + 1, 0))
+        ridge, temperature, constant = bounded[self.degree :].exp().unbind()
+        return alpha, START_RIDGE * ridge, START_TEMPERATURE * temperature, self.length * constant
+
+    def _loss(self) -> Tensor:
+        alpha, ridge, temperature, constant = self._parts()
+        inverse_lengths = (self.squares + constant.square()).rsqrt()
+        t = (self.products + constant.square()) * torch.outer(inverse_lengths, inverse_lengths)
+        system = kernels.power_series(t, alpha) + torch.diag(ridge / self.weight)
+        residuals: Tensor = _Residuals.apply(system, self.labels)
+        return F.cross_entropy((self.labels - residuals) / temperature, self.target, reduction="none") @ self.share
+
+
+def learn_kernel(
+    scaled: Sequence[Tensor], target: Tensor, weight: Tensor, num_classes: int, degree: int
+) -> tuple[LearnedKernel, int]:
+    """Kernel, ridge, temperature and constant by leave-one-out, and the index of the features they are for.
+
+    scaled: the features of the same samples, scaled in one way or another, each (n, D). target (n,), weight (n,).
+    """
+    searches = [_Search(features, target, weight, num_classes, degree) for features in scaled]
+    # The constant stays where it starts at first. Free from the beginning, it hurried into poorer local optima. What
+    # scaling is best shows without it: going on with the other, too, gave the same in 42 of 46 fits, was no better
+    # on average in the other 4, and took a quarter more time.
+    losses = [search.improve(constant=False) for search in searches]
+    best = losses.index(min(losses))
+    return searches[best].found(searches[best].improve(constant=True)), best
 
 
 @dataclass(frozen=True)
 class Solution:
-    """Coefficients c (n, C), constant b (C,), and leave-one-out scores (m, C) of the samples asked for."""
+    """Coefficients c (n, C), constant b (C,), and leave-one-out scores (m, C) of the samples asked for.
+
+    mean, variance: (n,), of the kernel's values at each sample, over all of them by their weight.
+    """
 
     coefficients: Tensor
     constant: Tensor
     left_out: Tensor
+    mean: Tensor
+    variance: Tensor
 
 
 def solve(
@@ -129,6 +162,10 @@ def solve(
 ) -> Solution:
     """Fit the scores. points (n, D) of unit length, target (n,), weight (n,); `asked` (m,) are indices of samples."""
     system = kernels.power_series(points @ points.T, kernel.alpha, in_place=True)
+    share = weight / weight.sum()
+    mean, square = share @ system, torch.zeros_like(share)
+    for begin in range(0, len(share), ROWS):  # a second (n, n) would be too much
+        square += share[begin : begin + ROWS] @ system[begin : begin + ROWS].square()
     system.diagonal().add_(kernel.ridge / weight)
     factor = torch.linalg.cholesky(system)
     labels = F.one_hot(target, num_classes).to(points)
@@ -137,9 +174,11 @@ def solve(
     constant = values.sum(0) / sums.sum()
     coefficients = values - sums * constant
     columns = F.one_hot(asked, points.shape[0]).to(points).T
-    inverse = torch.cholesky_solve(columns, factor)[asked].diagonal()[:, None]
+    # Of the inverse's diagonal, half a solution is enough: H^-1 = (L^-1)^T L^-1.
+    inverse = torch.linalg.solve_triangular(factor, columns, upper=False).square().sum(0)[:, None]
     projected = inverse - sums[asked].square() / sums.sum()
-    return Solution(coefficients, constant, labels[asked] - coefficients[asked] / projected)
+    left_out = labels[asked] - coefficients[asked] / projected
+    return Solution(coefficients, constant, left_out, mean, (square - mean.square()).clamp(min=0))
 
 
 def best_temperature(scores: Tensor, target: Tensor, weight: Tensor, start: float) -> float:

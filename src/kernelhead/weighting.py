@@ -24,6 +24,20 @@ def weigh(
     return features, target, weight / weight.mean()  # the ridge starts where it suits weights of about one
 
 
+def scalings(features: Array, weight: Array) -> tuple[Array, list[Array]]:
+    """The mean (D,) of features (N, D), and by what they may be divided: each by its own deviation, or all by one.
+
+    Deviations are units of measurement, and say nothing; or they are signal, and the smallest are mostly noise.
+    """
+    wide = features.astype(np.float64, copy=False)
+    mean: Array = np.average(wide, axis=0, weights=weight)
+    deviation = np.sqrt(np.average((wide - mean) ** 2, axis=0, weights=weight))
+    varies = deviation > 10 * np.finfo(features.dtype).eps * np.abs(mean)
+    common = np.sqrt(np.mean(deviation[varies] ** 2)) if varies.any() else 1.0
+    own = np.where(varies, deviation, common)
+    return mean, [own] if np.allclose(own, common, rtol=0.01) else [own, np.full_like(own, common)]
+
+
 def _class_weighted(target: Array, weight: Array, class_weight: dict[Any, float] | str | None, classes: Array) -> Array:
     if class_weight is None:
         return weight

@@ -85,7 +85,7 @@ def compare(
         try:
             comparing.plot_kernel(X, y, out / "kernel.png", seed)
         except ModuleNotFoundError as error:
-            say(f"no picture of the kernel, since {error.name} is missing; 'pip install kernelhead[plot]' brings it")
+            say(f"no picture of the kernel, since {error.name} is missing; pip install 'kernelhead[plot]' brings it")
 
 
 def _check_folder(out: Path) -> None:
