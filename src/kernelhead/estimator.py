@@ -1,9 +1,6 @@
 """The kernel head as a scikit-learn classifier: feature vectors in, classes out."""
 
 import copy
-import inspect
-import warnings
-from numbers import Integral, Real
 from typing import Any, Self
 
 import numpy as np
@@ -21,16 +18,14 @@ except ImportError as error:
         name="sklearn",
     ) from error
 
+from kernelhead.estimator_options import as_device, check_options, readable, warn_of_ignored
 from kernelhead.landmark_training import Samples, Trainer, calibrate, exact_head, random_landmarks, train
 from kernelhead.ridge import LearnedKernel, learn_kernel
 from kernelhead.weighting import scalings, weigh
 
-SOLVERS = ("auto", "exact", "adam")
 # "auto" solves exactly up to so many: there it is the more accurate on most data (docs/features.md), but its time grows
 # with their cube, its memory with their square.
 EXACT_SAMPLES = 10_000
-OF_ADAM = ("landmarks", "epochs", "batch_size", "learning_rate")  # options that "exact" has no use for
-OF_STOPPING = ("validation_fraction", "patience")  # options that "adam" uses with early stopping alone
 LEFT_OUT = 500  # samples that the kernel is learned from by leave-one-out
 NOISE, DROPOUT = 0.2, 0.2  # of "adam": see `Trainer`
 CALIBRATED, ENOUGH = 50, 100  # "adam" holds out a sample in 50 for its temperature, if that makes 100 of them
@@ -114,14 +109,15 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
         A sample of weight 2 counts as the same sample twice; a common factor of all weights does nothing.
         """
-        self._check_parameters()
+        check_options(self.get_params(deep=False))
         features, labels, weight = self._validate(X, y, sample_weight)
         self.classes_, target = np.unique(labels, return_inverse=True)
         features, target, weight = weigh(features, target, weight, self.class_weight, self.classes_)
         if len(np.unique(target)) < 2:
             raise ValueError("KernelHeadClassifier needs samples of two classes or more, got 1 class")
         self.solver_ = self._choose_solver(len(features))
-        self._warn_of_ignored()
+        defaults = KernelHeadClassifier().get_params(deep=False)
+        warn_of_ignored(self.get_params(deep=False), defaults, self.solver_, EXACT_SAMPLES)
         random = check_random_state(self.random_state)
         kernel = self._start(features, target, weight, random)
         samples = self._samples(features, target, weight)
@@ -164,7 +160,7 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         The first call names all `classes`, unless a fit came before; it fixes the scaling and where the
         landmarks start, and should therefore be given some hundred samples. After an exact fit only the mixing goes on.
         """
-        self._check_parameters()
+        check_options(self.get_params(deep=False))
         first = not hasattr(self, "head_")
         if first and classes is None:
             raise ValueError("the first call of partial_fit needs classes: all labels that will ever come")
@@ -217,7 +213,7 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     def _validate(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool = True
     ) -> tuple[Array, Array, Array]:
-        X, y, sample_weight = (_readable(each) for each in (X, y, sample_weight))
+        X, y, sample_weight = (readable(each) for each in (X, y, sample_weight))
         features, labels = validate_data(self, X, y, dtype=[np.float64, np.float32], reset=reset)
         check_classification_targets(labels)
         weight = _check_sample_weight(sample_weight, features, dtype=np.float64, ensure_non_negative=True)
@@ -288,7 +284,7 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
     def _logits(self, X: ArrayLike) -> Array:
         check_is_fitted(self, "head_")
-        features = validate_data(self, _readable(X), dtype=[np.float64, np.float32], reset=False)
+        features = validate_data(self, readable(X), dtype=[np.float64, np.float32], reset=False)
         self.head_.to(self._device())  # a pickle left it on the CPU, or `device` is another now
         rows = max(1, BLOCK // self.head_.weight.shape[0])
         with torch.no_grad():
@@ -300,54 +296,4 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         return np.concatenate(parts)
 
     def _device(self) -> torch.device:
-        if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        try:
-            device = torch.device(self.device)
-        except (RuntimeError, TypeError):
-            raise ValueError(f"unknown device {self.device!r}; choose auto, cpu or cuda") from None
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise ValueError("there is no CUDA device here; set_params(device='auto') takes what there is")
-        try:
-            torch.zeros(1, dtype=torch.float64, device=device).cpu()
-        except (RuntimeError, AssertionError, TypeError):
-            raise ValueError(
-                f"device {self.device!r} is not here, or has no float64; choose auto, cpu or cuda"
-            ) from None
-        return device
-
-    def _check_parameters(self) -> None:
-        if self.solver not in SOLVERS:
-            raise ValueError(f"unknown solver {self.solver!r}; choose one of {', '.join(SOLVERS)}")
-        for name in ("degree", "landmarks", "epochs", "batch_size", "patience"):
-            value = getattr(self, name)
-            if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be a positive integer, got {value!r}")
-        if not isinstance(self.learning_rate, Real) or not 0 < self.learning_rate < np.inf:
-            raise ValueError(f"learning_rate must be positive and finite, got {self.learning_rate!r}")
-        if not isinstance(self.validation_fraction, Real) or not 0 < self.validation_fraction < 1:
-            raise ValueError(f"validation_fraction must lie between 0 and 1, got {self.validation_fraction!r}")
-
-    def _warn_of_ignored(self) -> None:
-        """Say which options were given in vain: a search over them would choose at random."""
-        defaults = inspect.signature(KernelHeadClassifier).parameters
-        exact = self.solver_ == "exact"
-        names = (*OF_ADAM, "early_stopping", *OF_STOPPING) if exact else () if self.early_stopping else OF_STOPPING
-        given = [name for name in names if getattr(self, name) != defaults[name].default]
-        if not given:
-            return
-        asked = ["solver='adam'"] if exact else []
-        if not self.early_stopping and not set(given).isdisjoint(OF_STOPPING):
-            asked.append("early_stopping=True")
-        chosen = f", which 'auto' is up to {EXACT_SAMPLES:,} samples," if exact and self.solver == "auto" else ""
-        need = "it needs" if len(given) == 1 else "they need"
-        sentence = f"solver {self.solver_!r}{chosen} ignores {', '.join(given)}: {need} {' and '.join(asked)}"
-        warnings.warn(sentence, UserWarning, stacklevel=3)
-
-
-def _readable(given: Any) -> Any:
-    """A tensor as NumPy can read it: on the CPU, without its gradient, and not in bfloat16, which NumPy lacks."""
-    if not isinstance(given, torch.Tensor):
-        return given
-    given = given.detach().cpu()
-    return given.float() if given.dtype is torch.bfloat16 else given
+        return as_device(self.device)
