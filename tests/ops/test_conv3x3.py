@@ -91,26 +91,10 @@ def test_module_under_autocast_and_compile():
             torch.testing.assert_close(b.float(), a.float(), rtol=2e-2, atol=2e-2 * a.abs().max().item())
 
 
-def interpret_bfloat16():
-    """Triton's interpreter multiplies the bits of bfloat16 as integers; here they become float32 first."""
-    import numpy as np
-    import triton.language as tl
-    from triton.runtime import interpreter
-
-    dot = interpreter.InterpreterBuilder.create_dot
-
-    def widened(handle):
-        if handle.dtype.scalar != tl.bfloat16:
-            return handle
-        return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
-
-    interpreter.InterpreterBuilder.create_dot = lambda self, a, b, *rest: dot(self, widened(a), widened(b), *rest)
-
-
 def main():
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cpu":
-        interpret_bfloat16()
+    from interpreter import choose_device
+
+    device = choose_device()
     from kernelhead.ops.conv3x3 import conv3x3, supported
 
     def error(ours, exact):

@@ -149,11 +149,9 @@ def test_a_network_on_a_gpu_is_the_composition():
 
 
 def main():
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cpu":
-        from test_conv3x3 import interpret_bfloat16
+    from interpreter import choose_device
 
-        interpret_bfloat16()
+    device = choose_device()
     from kernelhead.ops import conv_norm as ops
 
     def error(ours, exact):

@@ -6,7 +6,6 @@ program, which prints what it found.
 
 import itertools
 import json
-import os
 import sys
 
 import pytest
@@ -202,17 +201,12 @@ def sure_case(prototypes, device):
 
 
 def main():
-    import numpy as np
+    from interpreter import choose_device
 
     from kernelhead.ops.cross_entropy import blocks, products, sparse
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = choose_device()
     if device == "cpu":
-        sys.path.insert(0, os.path.dirname(__file__))
-        from test_conv3x3 import interpret_bfloat16
-
-        interpret_bfloat16()
-        np.seterr(all="ignore")  # outside of a tile
         precision = products.precision
         blocks.precision = lambda dtype, _: precision(dtype, "cuda")
 

@@ -5,7 +5,6 @@ interpreted: as in `test_cross_entropy`, this file runs itself as a program, whi
 import copy
 import itertools
 import json
-import os
 import sys
 
 import numpy as np
@@ -163,18 +162,14 @@ def compute(inputs, gradient, kind="bfloat16", **options):
 
 
 def main():
+    from interpreter import choose_device
     from torch._subclasses import FakeTensorMode
 
     from kernelhead import KernelClassifier
     from kernelhead.ops import kernel_mean, kernel_pool
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = choose_device()
     if device == "cpu":
-        sys.path.insert(0, os.path.dirname(__file__))
-        from test_conv3x3 import interpret_bfloat16
-
-        interpret_bfloat16()
-        np.seterr(all="ignore")  # outside of a tile
         kernel_mean._has_kernels = lambda device: True
         kernel_pool.ELEMENTS = 2048  # rather than many programs, each of which takes long to interpret
 

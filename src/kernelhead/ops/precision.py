@@ -39,12 +39,13 @@ def raw_unit_norm(x: Tensor) -> Tensor:
 
 
 def product_dtypes(dtype: torch.dtype, device: str) -> tuple[torch.dtype, torch.dtype]:
-    """Of the products that are cosines, and of those that are gradients.
+    """Of the products that are cosines, and of those that are gradients, where products are to be in `dtype`.
 
-    On CUDA cosines in half precision are float16 whatever the inputs are: unit vectors fit its range, and a kernel
-    multiplies the error of a cosine by k'(t). Gradients have no such range, and are bfloat16. (Where torch derives the
-    gradients itself, under torch.compile or twice, both are what the inputs are.)
+    On a GPU cosines in half precision are float16 whatever the inputs are: unit vectors fit its range, and a kernel
+    multiplies the error of a cosine by k'(t), so that the three bits it has over bfloat16 are worth having. Gradients
+    have no such range, and are bfloat16. (Where torch derives the gradients itself, under torch.compile or twice, both
+    are what the inputs are.)
     """
-    if dtype == real_dtype(dtype) or device != "cuda":
+    if dtype == real_dtype(dtype) or device == "cpu":
         return dtype, dtype
     return torch.float16, torch.bfloat16

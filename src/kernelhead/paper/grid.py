@@ -117,9 +117,13 @@ def _dead(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) -
                     runs += 1
                     for order, a in enumerate(powers, start=1):
                         dead[order] = dead.get(order, 0) + (a == 0)
-    counts = ", ".join(f"a_{order} in {count}" for order, count in sorted(dead.items()) if count)
-    notes = [f"Coefficients of relu that ended at zero, where they stay, of {runs} runs: {counts or 'none'}."]
-    return notes * bool(runs) + [f"The whole kernel ended at zero: {'; '.join(vanished)}."] * bool(vanished)
+    notes = []
+    if runs:
+        counts = ", ".join(f"a_{order} in {count}" for order, count in sorted(dead.items()) if count)
+        notes.append(f"Coefficients of relu that ended at zero, where they stay, of {runs} runs: {counts or 'none'}.")
+    if vanished:
+        notes.append(f"The whole kernel ended at zero: {'; '.join(vanished)}.")
+    return notes
 
 
 def started(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) -> bool:

@@ -55,7 +55,10 @@ class Store:
     def result_path(self, recipe: Recipe, protocol: Protocol, seed: int) -> Path | None:
         """None while learning rate and weight decay are not chosen."""
         choice = self.choice(recipe, protocol)
-        return choice and self.folder(recipe, protocol) / f"{_setting(*choice)}-seed{seed}.json"
+        return None if choice is None else self._final_path(recipe, protocol, choice, seed)
+
+    def _final_path(self, recipe: Recipe, protocol: Protocol, choice: tuple[float, float], seed: int) -> Path:
+        return self.folder(recipe, protocol) / f"{_setting(*choice)}-seed{seed}.json"
 
     def model_path(self, recipe: Recipe, protocol: Protocol, seed: int) -> Path:
         path = self.result_path(recipe, protocol, seed)
@@ -115,7 +118,7 @@ class Store:
         choice = self.choice(recipe, protocol)
         if choice is None:
             return self._candidates(recipe.chooser, protocol)
-        paths = {seed: self.folder(recipe, protocol) / f"{_setting(*choice)}-seed{seed}.json" for seed in seeds}
+        paths = {seed: self._final_path(recipe, protocol, choice, seed) for seed in seeds}
         wanted = [seed for seed, path in paths.items() if not self._done(path, networks)]
         for other in _builds_on(recipe):
             jobs = self.missing(other, protocol, wanted, networks=True)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernelhead.ops.precision import real_dtype
+from kernelhead.ops.precision import product_dtypes, real_dtype
 
 
 class Precision(NamedTuple):
@@ -19,16 +19,10 @@ class Precision(NamedTuple):
 
 
 def precision(dtype: torch.dtype, device: str) -> Precision:
-    """What products in `dtype` mean here.
-
-    In half precision the cosines are float16 whatever the inputs are: unit vectors fit its range, and a kernel
-    multiplies the error of a cosine by k'(t), so that the three bits it has over bfloat16 are worth having. Gradients
-    have no such range, and are bfloat16. A CPU has no faster half precision: there it is float32 throughout.
-    """
+    """What products in `dtype` mean here: `product_dtypes`; on a CPU, where half precision is no faster, float32."""
     real = real_dtype(dtype)
-    if dtype == real or device == "cpu":
-        return Precision(real, real, real, dtype == real)
-    return Precision(torch.float16, torch.bfloat16, real, False)
+    cosines, slopes = product_dtypes(real if device == "cpu" else dtype, device)
+    return Precision(cosines, slopes, real, dtype == real)
 
 
 class Products:
