@@ -307,7 +307,7 @@ def main():
 
 def captured(inputs, gradient):
     """Whether two calls as parallel branches of a CUDA graph give the bits of a plain one."""
-    expected = compute(inputs, gradient, "autocast to bfloat16")
+    expected = [x.detach() for x in compute(inputs, gradient, "autocast to bfloat16")]
     graph, streams = torch.cuda.CUDAGraph(), [torch.cuda.Stream() for _ in range(2)]
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
@@ -315,7 +315,8 @@ def captured(inputs, gradient):
         for stream in streams:
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                branches.append(compute(inputs, gradient, "autocast to bfloat16"))
+                own = [x.detach().requires_grad_(x.requires_grad) for x in inputs]  # gradients belong to its stream
+                branches.append(compute(own, gradient, "autocast to bfloat16"))
         for stream in streams:
             torch.cuda.current_stream().wait_stream(stream)
     for _ in range(3):

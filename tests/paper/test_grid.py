@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kernelhead.paper import EXPERIMENTS
-from kernelhead.paper.grid import accuracies, details, overview, started, table
+from kernelhead.paper.grid import accuracies, choices, details, overview, started, table
 from kernelhead.paper.recipe import Protocol
 from kernelhead.paper.store import Store
 
@@ -211,3 +211,23 @@ def test_dead_coefficients_are_those_of_relu(store, write):
     assert len(details(EXPERIMENTS["activations"], store, [PAPER]).notes) == 1
     _, *notes = details(EXPERIMENTS["kernels"], store, [PAPER]).notes
     assert notes == ["The whole kernel ended at zero: Gaussian RBF kernel, ResNet-56, paper, seed 0."]
+
+
+def test_choices(store, write):
+    """All candidates of a network in a row, also before all are there."""
+    softmax, ours = (cell_of("cifar10", "ResNet-20", column) for column in ("SM", "Ours"))
+    for cell in (softmax, ours):
+        write(store, cell, PAPER, {})
+    diverged = store.choice_path(softmax.recipe, PAPER, 1.0, 1e-4)
+    diverged.write_text(diverged.read_text().replace('"accuracy": 50.0', '"accuracy": null'))
+    for rate in (0.05, 0.3, 1.0):
+        store.choice_path(ours.recipe, PAPER, rate, 1e-4).unlink()
+    made = choices(EXPERIMENTS["cifar10"], store, [PAPER])
+    assert made.columns == ["", "0.05, 0.0001", "0.1, 0.0001", "0.3, 0.0001", "1, 0.0001", "chosen"]
+    assert made.rows == [
+        ["resnet20-softmax", "50.95", "50.90", "50.70", "diverged", "0.05, 0.0001"],
+        ["resnet20-kernel", "", "50.90", "", "", ""],
+    ]
+    write(store, softmax, TUNED, {})
+    made = choices(EXPERIMENTS["cifar10"], store, [PAPER, TUNED])
+    assert made.rows[0][-5:] == ["54.95", "54.90", "54.70", "54.00", "0.05, 0.0001; 0.05, 0.0005"]

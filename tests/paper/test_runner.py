@@ -409,6 +409,14 @@ def test_progress_counts_trainings(shallow, small, tmp_path):
     assert all(now.moment.steps in (2, 4) for now in seen if now.moment is not None)
 
 
+def test_all_choices_come_before_what_depends_on_them(shallow, small, spy, tmp_path):
+    """So that final trainings are done in full groups, too, and not a method at a time."""
+    run("rectification", tmp_path, at_once=3)
+    choosing = [made.path.name.startswith("choice") for made in spy]
+    assert choosing == sorted(choosing, reverse=True)
+    assert [made.result["at_once"] for made in spy[sum(choosing) :]] == [3, 3, 3, 3, 3, 3, 2, 2]
+
+
 def test_seeds_are_added_to_what_is_there(shallow, small, tmp_path):
     first = run("rectification", tmp_path, only=("Ours",))
     both = run("rectification", tmp_path, only=("Ours",), seeds=2)

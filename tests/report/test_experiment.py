@@ -109,9 +109,11 @@ def reported(tmp_path_factory, fill):
 def test_every_table_is_written_with_the_same_cells(reported):
     runs, done = reported
     page = Page((runs / "report" / "report.html").read_text())
-    assert len(page.tables) == 2 * len(EXPERIMENTS)  # each with its details
-    for experiment, shown, more in zip(EXPERIMENTS.values(), page.tables[::2], page.tables[1::2], strict=True):
+    assert len(page.tables) == 3 * len(EXPERIMENTS)  # each with its details and choices
+    groups = zip(*(page.tables[first::3] for first in range(3)), strict=True)
+    for experiment, (shown, more, chosen) in zip(EXPERIMENTS.values(), groups, strict=True):
         assert more == read_csv(runs / "report" / f"{experiment.name}-{EPOCHS}-epochs-details.csv")
+        assert chosen == read_csv(runs / "report" / f"{experiment.name}-{EPOCHS}-epochs-choices.csv")
         assert len(more) == 1 + 2 * len(experiment.cells)
         for protocol in ("paper", "tuned"):
             head, *rows = read_csv(runs / "report" / f"{experiment.name}-{EPOCHS}-epochs-{protocol}.csv")
@@ -203,6 +205,8 @@ def test_a_part_that_was_run_is_shown_with_the_rest_not_run(tmp_path, write):
     write(store, experiment.cells[3].recipe, experiment.protocols["tuned"], 0, None, epochs=3)
     report(tmp_path)
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == [
+        "cifar10-3-epochs-choices.csv",
+        "cifar10-3-epochs-choices.md",
         "cifar10-3-epochs-details.csv",
         "cifar10-3-epochs-details.md",
         "cifar10-3-epochs-tuned.csv",
@@ -215,7 +219,7 @@ def test_a_part_that_was_run_is_shown_with_the_rest_not_run(tmp_path, write):
     assert head[4:] == ["tuned", "over SM"]
     assert [row[4] for row in rows] == ["not run", "80.00", "not run", "diverged", *26 * ["not run"]]
     page = (tmp_path / "report" / "report.html").read_text()
-    assert [len(table) for table in Page(page).tables] == [1 + 30, 1 + 1]
+    assert [len(table) for table in Page(page).tables] == [1 + 30, 1 + 1, 1 + 2]
     assert page.count('<td class="muted">') == 29
 
 
@@ -242,7 +246,7 @@ def test_many_runs_and_a_damaged_one_among_them(tmp_path, fill):
     cells = read_csv(tmp_path / "report" / "cifar100-450-epochs.csv")[8]
     assert cells[4].endswith("(4)")
     assert cells[6].endswith("(3)")
-    assert len(Page((tmp_path / "report" / "report.html").read_text()).tables) == 2 * len(EXPERIMENTS)
+    assert len(Page((tmp_path / "report" / "report.html").read_text()).tables) == 3 * len(EXPERIMENTS)
 
 
 def test_documents_are_filled(tmp_path, write):

@@ -76,7 +76,7 @@ def _write(stem: Path, table: "Table") -> list[Path]:
 def _image_sections(runs: Path, out: Path, shown: str | None, tables: dict[str, "Table"]) -> Iterator["Section"]:
     """The table of every experiment that has runs, for each number of epochs."""
     from kernelhead.paper import EXPERIMENTS
-    from kernelhead.paper.grid import details, overview, started
+    from kernelhead.paper.grid import choices, details, overview, started
     from kernelhead.paper.recipe import adapted
     from kernelhead.paper.store import Store
     from kernelhead.report.experiment import section
@@ -93,9 +93,9 @@ def _image_sections(runs: Path, out: Path, shown: str | None, tables: dict[str, 
             if not protocols:
                 continue
             made = section(experiment, store, protocols)
-            more = details(experiment, store, protocols)
             name = f"{experiment.name}-{epochs}-epochs"
-            mine = {name: made.table, f"{name}-details": more}
+            more = {f"{name}-{make.__name__}": make(experiment, store, protocols) for make in (details, choices)}
+            mine = {name: made.table, **more}
             mine |= {f"{name}-{protocol.name}": overview(experiment, store, protocol) for protocol in protocols}
             if quick:
                 mine = {name: replace(table, notes=[MADE_UP, *table.notes]) for name, table in mine.items()}
@@ -105,7 +105,8 @@ def _image_sections(runs: Path, out: Path, shown: str | None, tables: dict[str, 
                 show(mine[name], console)
                 print_plain(f"Written: {', '.join(map(str, files))}")
             yield replace(made, table=mine[name])
-            yield Section(mine[f"{name}-details"])
+            for name in more:
+                yield Section(mine[name])
         for sentence in store.broken:
             say(f"left out: {sentence}")
 

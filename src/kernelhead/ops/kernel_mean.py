@@ -38,7 +38,7 @@ from kernelhead.ops.precision import (
 BLOCK = {"cpu": 2**19}
 BLOCK_ELSEWHERE = 2**24
 WIDEST, HIGHEST = 256, 32  # features and degree of `kernel_pool`: what fits in a GPU's registers
-FEW = 2**18  # values (N, K) up to which it takes vectors too: few enough that launches, not bytes, are what costs
+FEW = 2**20  # values (N, K) up to which it takes vectors too: beyond, torch is faster (benchmarks/pool.py on an H200)
 
 
 def kernel_mean(features: Tensor, weight: Tensor, alpha: Tensor) -> Tensor:

@@ -1,15 +1,16 @@
 """How the runs of an experiment become tables.
 
 `table`: the paper's number and ours for each cell, and both over softmax. `overview`: the same in the paper's own
-arrangement. `details`: what else there is to know of a cell's runs.
+arrangement. `details`: what else there is to know of a cell's runs. `choices`: what rates and decays were chosen from.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kernelhead.paper.recipe import Cell, Experiment, Protocol, paper_number
+from kernelhead.paper.recipe import Cell, Experiment, Protocol, Recipe, paper_number
 from kernelhead.paper.store import Store
 from kernelhead.paper.table import NOT_RUN, Table, mean_and_deviation, paired_difference
 
@@ -88,6 +89,39 @@ def details(experiment: Experiment, store: Store, protocols: Sequence[Protocol])
         *_dead(experiment, store, protocols),
     ]
     return Table(f"{experiment.name}-details", f"{experiment.title}: details", columns, rows, notes)
+
+
+def choices(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) -> Table:
+    """Held-out accuracy by learning rate and weight decay, of every network that these were tried with."""
+    candidates = list(dict.fromkeys(pair for protocol in protocols for pair in protocol.candidates()))
+    tried: dict[Path, tuple[Recipe, list[Protocol]]] = {}
+    for cell in experiment.cells:
+        chooser = cell.recipe.chooser
+        for protocol in protocols:
+            _, users = tried.setdefault(store.folder(chooser, protocol), (chooser, []))
+            users += [protocol] if protocol not in users else []
+    rows = []
+    for folder, (recipe, users) in tried.items():
+        found = [store.read(store.choice_path(recipe, users[0], *pair)) for pair in candidates]
+        if any(found):
+            chosen = dict.fromkeys(pair for user in users if (pair := store.choice(recipe, user)) is not None)
+            rows.append([folder.name, *map(_held_out, found), "; ".join(map(_pair, chosen))])
+    notes = [
+        f"Accuracy (%) on a tenth of the training images, held out, after the last epoch of {store.epochs}, one "
+        "training each (seed 0), by learning rate and weight decay. The best is chosen, once all are there."
+    ]
+    columns = ["", *map(_pair, candidates), "chosen"]
+    return Table(f"{experiment.name}-choices", f"{experiment.title}: choices", columns, rows, notes)
+
+
+def _pair(candidate: tuple[float, float]) -> str:
+    return ", ".join(f"{number:g}" for number in candidate)
+
+
+def _held_out(result: dict[str, Any] | None) -> str:
+    if result is None:
+        return ""
+    return f"{result['accuracy']:.2f}" if _finished(result) else DIVERGED
 
 
 def _finished(result: dict[str, Any]) -> bool:

@@ -101,7 +101,9 @@ def run(experiment: Experiment, root: Path, settings: Settings, progress: Callab
         }
         if not missing:
             return
-        jobs = _stopped(root, missing) or _first(_alike(list(missing.values())), settings.at_once)
+        # Choices come first, of all methods together: then there are full groups of what they decide.
+        ordered = sorted(missing.values(), key=lambda job: not job.choosing)
+        jobs = _stopped(root, missing) or _first(_alike(ordered), settings.at_once)
         done, total = store.count(recipes, protocols, seeds)
         _train(jobs, store, source, settings, partial(_with_counts, progress, done, total))
 
