@@ -280,8 +280,8 @@ def test_a_table_from_end_to_end(table, shallow, spy, tmp_path, monkeypatch):
     assert {path: path.read_bytes() for path in report.glob(f"{table}-*")} == before
 
 
-def image_settings(**options):
-    return Settings(epochs=1, quick=True, **options)
+def image_settings(epochs=1, **options):
+    return Settings(epochs=epochs, quick=True, **options)
 
 
 def run(table, root, progress=ignore, **options):
@@ -415,6 +415,17 @@ def test_all_choices_come_before_what_depends_on_them(shallow, small, spy, tmp_p
     choosing = [made.path.name.startswith("choice") for made in spy]
     assert choosing == sorted(choosing, reverse=True)
     assert [made.result["at_once"] for made in spy[sum(choosing) :]] == [3, 3, 3, 3, 3, 3, 2, 2]
+
+
+def test_choices_may_be_shorter(shallow, small, spy, tmp_path, monkeypatch):
+    experiment = EXPERIMENTS["rectification"]
+    short = {name: replace(protocol, choosing_epochs=1) for name, protocol in experiment.protocols.items()}
+    monkeypatch.setitem(EXPERIMENTS, "rectification", replace(experiment, protocols=short))
+    run("rectification", tmp_path, only=("Ours",), epochs=2, at_once=3)
+    lengths = {(made.path.name.split("-")[0] == "choice", made.result["config"]["epochs"]) for made in spy}
+    assert lengths == {(True, 1), (False, 2)}
+    assert all(len(made.result["curve"]["loss"]) == made.result["config"]["epochs"] for made in spy)
+    assert {made.path.parent.parent.name for made in spy} == {"1-epochs", "2-epochs"}
 
 
 def test_seeds_are_added_to_what_is_there(shallow, small, tmp_path):

@@ -1,6 +1,7 @@
 """What is still to be run is a function of files: here they are written by hand, and nothing is trained."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -146,6 +147,23 @@ def test_epochs_share_nothing(store, tmp_path):
     assert told(Store(tmp_path, 21).missing(PLAIN, PAPER, [0])) == candidates(PLAIN)
 
 
+def test_choices_by_shorter_trainings(store, tmp_path):
+    """They stand with those of their own length, which a table of that length shares."""
+    short = replace(PAPER, choosing_epochs=5)
+    jobs = store.missing(PLAIN, short, [0])
+    assert told(jobs) == candidates(PLAIN)
+    assert {job.epochs for job in jobs} == {5}
+    assert {job.path.parent for job in jobs} == {tmp_path / "cifar10" / "5-epochs" / "resnet8-softmax"}
+    choose(store, PLAIN, short, 40.0, 50.0)
+    assert store.choice(PLAIN, PAPER) is None
+    (job,) = store.missing(PLAIN, short, [0])
+    assert (job.choosing, job.epochs, job.learning_rate) == (False, 20, 0.3)
+    assert job.path == tmp_path / "cifar10" / "20-epochs" / "resnet8-softmax" / "lr0.3-wd0.0001-seed0.json"
+    assert Store(tmp_path, 5).choice(PLAIN, PAPER) == (0.3, 1e-4)
+    assert Store(tmp_path, 4).missing(PLAIN, short, [0])[0].epochs == 4
+    assert store.count([PLAIN], [short, PAPER], [0]) == (2, 2 + 2 + 2)
+
+
 def test_a_choice_is_handed_on(store):
     deeper = Recipe("cifar10", "cifar_resnet20", "softmax", chosen_as=PLAIN)
     part = Recipe("cifar10", "cifar_resnet20", "softmax", subset=Subset("random", 10), chosen_as=deeper)
@@ -282,7 +300,7 @@ def test_counts_have_choices_and_what_is_built_on_each_once(store):
         ("kernels", 6 + 3 * 4, 6 + 3 * 8),
         ("rectification", 8 + 4 * 4, 8 + 4 * 8),
         ("activations", 8 + 4 * 4, 8 + 4 * 8),
-        ("landmarks", 60 * 5, 60 * 9),
+        ("landmarks", 60 + 30 * 4, 60 + 30 * 8),
         ("saturation", 25 * 5, 25 * 9),
         ("beyond", 72 + 12 * 4, 72 + 12 * 8),
     ],
@@ -326,6 +344,13 @@ def test_time_left_is_told_from_finished_runs_of_the_same_network(store):
     assert Store(store.root, 21).seconds_left([PLAIN], PAPER, [0]) is None
     choose(store, PLAIN, PAPER, 2.0, 1.0)
     assert Store(store.root, 20).seconds_left([PLAIN], PAPER, range(3)) == 0
+
+
+def test_shorter_choices_take_less_time(store):
+    finish(store, PLAIN, SINGLE, 0)
+    write(store.result_path(PLAIN, SINGLE, 0), seconds=20.0)
+    fresh = Store(store.root, 20)
+    assert fresh.seconds_left([PLAIN], replace(TUNED, choosing_epochs=5), [0]) == pytest.approx(4 * 5.0 + 20.0)
 
 
 def test_time_left_has_that_of_teachers(store):

@@ -106,8 +106,9 @@ def choices(experiment: Experiment, store: Store, protocols: Sequence[Protocol])
         if any(found):
             chosen = dict.fromkeys(pair for user in users if (pair := store.choice(recipe, user)) is not None)
             rows.append([folder.name, *map(_held_out, found), "; ".join(map(_pair, chosen))])
+    epochs = protocols[0].epochs_to_choose(store.epochs)
     notes = [
-        f"Accuracy (%) on a tenth of the training images, held out, after the last epoch of {store.epochs}, one "
+        f"Accuracy (%) on a tenth of the training images, held out, after the last epoch of {epochs}, one "
         "training each (seed 0), by learning rate and weight decay. The best is chosen, once all are there."
     ]
     columns = ["", *map(_pair, candidates), "chosen"]
@@ -213,7 +214,8 @@ def _notes(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) 
         decays = ", ".join(f"{decay:g}" for decay in protocol.weight_decays)
         notes.append(
             f"{protocol.name}: learning rate from {rates}, weight decay from {decays}, chosen on a tenth of the "
-            f"training images by one training each (seed 0), then trained on all; batch {protocol.batch_size}."
+            f"training images by one training each (seed 0{_shorter(protocol, store)}), then trained on all; batch "
+            f"{protocol.batch_size}."
         )
     hardware = {_hardware(result) for result in _all(experiment, store, protocols)}
     if hardware:
@@ -225,6 +227,11 @@ def _notes(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) 
     }
     notes += [f"{count} pictures of {name} were missing or could not be read." for name, count in left_out.items()]
     return notes
+
+
+def _shorter(protocol: Protocol, store: Store) -> str:
+    epochs = protocol.epochs_to_choose(store.epochs)
+    return "" if epochs == store.epochs else f", {epochs} epochs"
 
 
 def _all(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) -> list[dict[str, Any]]:

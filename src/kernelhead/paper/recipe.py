@@ -62,16 +62,24 @@ def _words(options: dict[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class Protocol:
-    """What learning rate and weight decay are chosen from, on held-out training images, and the batch."""
+    """What learning rate and weight decay are chosen from, on held-out training images, and the batch.
+
+    `choosing_epochs`: of the trainings that choose, where they are shorter than those that count.
+    """
 
     name: str
     learning_rates: tuple[float, ...]
     weight_decays: tuple[float, ...]
     batch_size: int
     warmup_epochs: int = 5
+    choosing_epochs: int | None = None
 
     def candidates(self) -> list[tuple[float, float]]:
         return [(rate, decay) for decay in self.weight_decays for rate in self.learning_rates]
+
+    def epochs_to_choose(self, epochs: int) -> int:
+        """Of a training that chooses for one of `epochs`."""
+        return epochs if self.choosing_epochs is None else min(self.choosing_epochs, epochs)
 
 
 def adapted(protocol: Protocol, quick: bool) -> Protocol:

@@ -113,11 +113,11 @@ def _with_counts(progress: Callable[[Progress], None], done: int, total: int, no
 
 
 def _alike(jobs: list[Job]) -> list[Job]:
-    """Those that can be trained together with the first: on as many images of the same data, in the same batches."""
+    """Those that can be trained together with the first: as long, on as many images of the same data, batches alike."""
 
     def kind(job: Job) -> tuple[Any, ...]:
         percent = None if job.recipe.subset is None else job.recipe.subset.percent
-        return job.recipe.data, job.choosing, percent, job.protocol.batch_size, job.protocol.warmup_epochs
+        return job.recipe.data, job.choosing, percent, job.epochs, job.protocol.batch_size, job.protocol.warmup_epochs
 
     return [job for job in jobs if kind(job) == kind(jobs[0])]
 
@@ -178,7 +178,7 @@ def _train(
         training, testing = _images(job, opened, store)
         images.append(training)
         test.append(testing)
-    schedule = Schedule(settings.epochs, protocol.batch_size, warmup_epochs=protocol.warmup_epochs)
+    schedule = Schedule(jobs[0].epochs, protocol.batch_size, warmup_epochs=protocol.warmup_epochs)
     paths = [str(job.path.relative_to(store.root)) for job in jobs]
     checkpoint = store.root / PARTIAL / f"{_digest(paths)}.safetensors"
     note = checkpoint.with_suffix(".json")

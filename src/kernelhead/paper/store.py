@@ -4,6 +4,7 @@
     RUNS/<data>/<epochs>-epochs/<recipe>/lr0.1-wd0.0001-seed0.json           a training on all images
     RUNS/<data>/<epochs>-epochs/<recipe>/lr0.1-wd0.0001-seed0.safetensors    its classifier
 
+A candidate stands with the epochs of its own training, which may be fewer (`Protocol.choosing_epochs`).
 Tables and protocols share runs: a protocol only says what is chosen from. A recipe that builds on other networks, which
 each protocol chooses by itself, has a folder for each, <recipe>-<protocol>. What is missing is a function of the files
 alone, so a stopped command goes on wherever it was.
@@ -12,7 +13,7 @@ alone, so a stopped command goes on wherever it was.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,12 +46,14 @@ class Store:
         self._read: dict[Path, dict[str, Any] | None] = {}
         self._seconds: dict[tuple[str, str], list[float]] | None = None
 
-    def folder(self, recipe: Recipe, protocol: Protocol) -> Path:
+    def folder(self, recipe: Recipe, protocol: Protocol, epochs: int | None = None) -> Path:
+        """Where the runs of a recipe are, of `epochs` if not those of the store."""
         name = f"{recipe.key}-{protocol.name}" if _builds_on(recipe) else recipe.key
-        return self.root / recipe.data / f"{self.epochs}-epochs" / name
+        return self.root / recipe.data / f"{epochs or self.epochs}-epochs" / name
 
     def choice_path(self, recipe: Recipe, protocol: Protocol, rate: float, decay: float) -> Path:
-        return self.folder(recipe, protocol) / f"choice-{_setting(rate, decay)}.json"
+        folder = self.folder(recipe, protocol, protocol.epochs_to_choose(self.epochs))
+        return folder / f"choice-{_setting(rate, decay)}.json"
 
     def result_path(self, recipe: Recipe, protocol: Protocol, seed: int) -> Path | None:
         """None while learning rate and weight decay are not chosen."""
@@ -144,57 +147,66 @@ class Store:
             if jobs or not self._converged(recipe.teacher, protocol, 0):
                 return jobs
         paths = {candidate: self.choice_path(recipe, protocol, *candidate) for candidate in protocol.candidates()}
+        epochs = protocol.epochs_to_choose(self.epochs)
         return [
-            Job(recipe, protocol, self.epochs, 0, *candidate, True, path)
+            Job(recipe, protocol, epochs, 0, *candidate, True, path)
             for candidate, path in paths.items()
             if self.read(path) is None
         ]
 
     def count(self, recipes: Sequence[Recipe], protocols: Sequence[Protocol], seeds: Sequence[int]) -> tuple[int, int]:
         """Trainings done and trainings in all for recipes, with choices and what they build on, each counted once."""
-        needed: dict[Path, Recipe] = {}
+        needed: dict[Path, _Training] = {}
         for protocol in protocols:
             needed |= self._needed(recipes, protocol, seeds)
         return sum(self.read(path) is not None for path in needed), len(needed)
 
-    def _needed(self, recipes: Sequence[Recipe], protocol: Protocol, seeds: Sequence[int]) -> dict[Path, Recipe]:
-        """The files of all trainings behind the final runs of recipes, and whose each is.
+    def _needed(self, recipes: Sequence[Recipe], protocol: Protocol, seeds: Sequence[int]) -> "dict[Path, _Training]":
+        """The files of all trainings behind the final runs of recipes, and what each trains for how long.
 
         A final run that is not chosen yet stands under a name of its own that no file has.
         """
-        needed: dict[Path, Recipe] = {}
+        needed: dict[Path, _Training] = {}
         for recipe in recipes:
             needed |= self._needed(_builds_on(recipe), protocol, seeds)
             chooser = recipe.chooser
             if len(protocol.candidates()) > 1:
-                needed |= {self.choice_path(chooser, protocol, *each): chooser for each in protocol.candidates()}
+                choosing = _Training(chooser, protocol.epochs_to_choose(self.epochs))
+                needed |= {self.choice_path(chooser, protocol, *each): choosing for each in protocol.candidates()}
             for seed in seeds:
                 unknown = self.folder(recipe, protocol) / f"{protocol.name}-seed{seed}"
-                needed[self.result_path(recipe, protocol, seed) or unknown] = recipe
+                needed[self.result_path(recipe, protocol, seed) or unknown] = _Training(recipe, self.epochs)
         return needed
 
     def seconds_left(self, recipes: Sequence[Recipe], protocol: Protocol, seeds: Sequence[int]) -> float | None:
         """How long the missing trainings take, judged by finished ones of the same network; None if there are none."""
         left = 0.0
-        for path, recipe in self._needed(recipes, protocol, seeds).items():
+        for path, (recipe, epochs) in self._needed(recipes, protocol, seeds).items():
             if self.read(path) is not None:
                 continue
             paces = self._paces().get((recipe.data, recipe.backbone))
             if not paces:
                 return None
-            left += float(np.median(paces))
+            left += epochs * float(np.median(paces))
         return left
 
     def _paces(self) -> dict[tuple[str, str], list[float]]:
-        """Seconds of finished trainings, by data and backbone."""
+        """Seconds an epoch of finished trainings as long as those here, by data and backbone."""
         if self._seconds is None:
             self._seconds = {}
             for path in self.root.glob(f"*/{self.epochs}-epochs/*/*.json"):
                 result = self.read(path)
                 if result is not None:
                     key = result["experiment"], result["config"]["backbone"]
-                    self._seconds.setdefault(key, []).append(result["seconds"])
+                    self._seconds.setdefault(key, []).append(result["seconds"] / self.epochs)
         return self._seconds
+
+
+class _Training(NamedTuple):
+    """What is trained, for how long."""
+
+    recipe: Recipe
+    epochs: int
 
 
 def _builds_on(recipe: Recipe) -> list[Recipe]:
