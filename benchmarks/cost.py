@@ -1,10 +1,14 @@
 """What a head costs: training and inference of a CIFAR ResNet with each head, beside the softmax head.
 
     python benchmarks/cost.py [--depths 8 20] [--at-once 8] [--json results/bench/cost.json]
+    python benchmarks/cost.py --plot docs/images/saturation.png [--runs results] [--json results/bench/cost.json]
 
 Training: microseconds a step and run of `kernelhead.train.loop.train` at batch 128, `--at-once` runs at a time, whole
 epochs of made-up images without the first (capture). Inference: microseconds an image at batch 1000 in evaluation mode,
 bf16 autocast on a GPU, kernel heads frozen; the median of 20. All heads are timed in one run; the ratio is to softmax.
+
+--plot measures nothing: it sets the accuracies of the table `saturation` against what the heads cost, from its runs
+(tuned protocol, 200 epochs) and the JSON file.
 """
 
 import argparse
@@ -21,21 +25,17 @@ import torch
 from kernelhead.backbones import count_parameters
 from kernelhead.data.resident import ResidentImages, channel_statistics
 from kernelhead.heads import KernelClassifier
-from kernelhead.paper.beyond import OVER_PLACES, SIZES
+from kernelhead.paper.beyond import SATURATION, SIZED
+from kernelhead.paper.grid import accuracies
+from kernelhead.paper.store import Store
 from kernelhead.results import environment, write_bytes
 from kernelhead.train.loop import Moment, Run, train
 from kernelhead.train.schedule import Schedule
 
 BATCH, CLASSES, PEER = 128, 100, "softmax"
 TIMES = {"train_us": ".0f", "inference_us": ".2f"}
-HEADS: dict[str, tuple[str, dict[str, Any]]] = {
-    PEER: ("softmax", {}),
-    "second-order": ("second_order", {}),
-    "the paper's layer": ("kernel", {}),
-    "4 prototypes": ("kernel", {"prototypes": 4}),
-    **{f"expansion {size}": ("expansion", {"width": size}) for size in SIZES},
-    **{f"landmarks {size}": ("kernel", {**OVER_PLACES, "landmarks": size}) for size in SIZES},
-}
+EPOCHS = 200
+HEADS: dict[str, tuple[str, dict[str, Any]]] = {**SIZED, "the paper's layer": ("kernel", {})}
 
 
 def make_images(steps: int, device: torch.device) -> ResidentImages:
@@ -96,6 +96,34 @@ def markdown(rows: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def plot(rows: dict[str, dict[str, Any]], runs: Path, path: Path) -> None:
+    """Accuracy of ResNet-8 over the head's parameters, and over the time of a step, a line for each kind of head."""
+    import matplotlib.pyplot as plt
+
+    store, protocol = Store(runs, EPOCHS), SATURATION.protocols["tuned"]
+    lines: dict[str, list[tuple[float, float, float]]] = {}
+    for cell in SATURATION.cells:
+        found, cost = accuracies(cell, store, protocol), rows.get(f"{cell.column}, {cell.row}")
+        if found and cost is not None:
+            kind = cell.row.rstrip("0123456789").strip()
+            accuracy = statistics.mean(found.values())
+            lines.setdefault(kind, []).append((cost["head_parameters"], cost["train_us"], accuracy))
+    if not lines:
+        raise SystemExit(f"{runs} has no runs of the table saturation whose cost was measured")
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
+    for kind, points in lines.items():
+        style = "o-" if len(points) > 1 else "D"
+        for place, axis in enumerate(axes):
+            axis.plot([point[place] for point in points], [point[2] for point in points], style, label=kind, ms=4)
+    axes[0].set(xscale="log", xlabel="parameters of the head", ylabel=f"test accuracy, %, {EPOCHS} epochs")
+    axes[1].set(xlabel="µs of training a step and run, whole network")
+    for axis in axes:
+        axis.grid(alpha=0.3)
+    axes[1].legend(fontsize=8, frameon=False)
+    figure.suptitle("CIFAR-100, ResNet-8")
+    figure.savefig(path, dpi=150)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--depths", type=int, nargs="+", default=[8, 20])
@@ -103,7 +131,13 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=8)
     parser.add_argument("--steps", type=int, default=200, help="of an epoch")
     parser.add_argument("--json", type=Path, help="where the figures are kept")
+    parser.add_argument("--plot", type=Path, metavar="PNG")
+    parser.add_argument("--runs", type=Path, default=Path("results"), help="of the table saturation, for --plot")
     options = parser.parse_args()
+    if options.plot is not None:
+        kept = json.loads((options.json or Path("results/bench/cost.json")).read_text())
+        plot(kept["rows"], options.runs, options.plot)
+        return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data = make_images(options.steps, device)
     heads = dict.fromkeys([PEER, *options.heads])

@@ -106,10 +106,11 @@ def _sizes() -> dict[str, Head]:
     return heads
 
 
+SIZED = _sizes()
 SATURATION = Experiment(
     "saturation",
     "How many landmarks or prototypes are enough, CIFAR-100, ResNet-8",
-    tuple(Cell(row, "ResNet-8", _by_itself(8, head, **options)) for row, (head, options) in _sizes().items()),
+    tuple(Cell(row, "ResNet-8", _by_itself(8, head, **options)) for row, (head, options) in SIZED.items()),
     PROTOCOLS,
     references=_softmax(8),
     notes=(
