@@ -11,9 +11,9 @@ Peers, all in one run and interleaved, so that a slow moment of the machine hits
 
 import argparse
 import json
-import statistics
-import time
+import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from kernelhead import KernelClassifier, create_head
 from kernelhead.results import environment
+from kernelhead.timing import kept_bytes, medians
 
 SHAPES = [(128, 2048, 1000), (128, 64, 100), (2, 2, 2), (1024, 64, 100), (1024, 512, 10000)]  # N, D, C
 
@@ -43,31 +44,6 @@ class NaiveKernelClassifier(nn.Module):
         return (basis * torch.relu(self.raw_alpha)[None, :, None]).sum(1)
 
 
-def saved_bytes(head: nn.Module, x: Tensor) -> int:
-    """Bytes that autograd keeps between forward and backward, each storage once."""
-    kept: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        head(x)
-    return sum(kept.values())
-
-
-def medians(steps: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
-    """Median milliseconds of each, one after the other in turn, after a warm-up."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for round_ in range(repeats + 10):
-        for name, step in steps.items():
-            started = time.perf_counter()
-            step()
-            if round_ >= 10:
-                times[name].append(1e3 * (time.perf_counter() - started))
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
 def training_step(head: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
     def step() -> None:
         x.grad = None
@@ -80,8 +56,8 @@ def training_step(head: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
 def compare(shape: tuple[int, ...], classes: int, heads: dict[str, nn.Module], repeats: int) -> dict[str, object]:
     x = torch.randn(shape, requires_grad=True)
     y = torch.randint(classes, (shape[0],))
-    times = medians({name: training_step(head, x, y) for name, head in heads.items()}, repeats)
-    memory = {name: saved_bytes(head, x) for name, head in heads.items()}
+    times = medians({name: training_step(head, x, y) for name, head in heads.items()}, math.inf, most=repeats)
+    memory = {name: kept_bytes(partial(head, x)) for name, head in heads.items()}
     peer = next(iter(heads))
     print(f"\ninput {shape}, {classes} classes")
     for name in heads:

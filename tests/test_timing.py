@@ -1,0 +1,108 @@
+"""What is timed, how often and in which order, by a clock that the steps themselves move on; and `kernelhead bench`."""
+
+import json
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from kernelhead import timing
+from kernelhead.cli import app
+from kernelhead.timing import PEER, Problem, kept_bytes, measure, medians
+
+
+class Clock:
+    def __init__(self):
+        self.now, self.calls = 0.0, []
+
+    def step(self, name, *seconds):
+        """One that takes these times in turn, the last for good."""
+        left = list(seconds)
+
+        def step():
+            self.calls.append(name)
+            self.now += left.pop(0) if len(left) > 1 else left[0]
+
+        return step
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: made.now)
+    return made
+
+
+def test_steps_take_turns_and_the_first_rounds_do_not_count(clock):
+    steps = {"a": clock.step("a", 9.0, 9.0, 9.0, 1.0), "b": clock.step("b", 7.0, 7.0, 7.0, 0.5, 8.0, 2.0)}
+    assert medians(steps, 0.1) == {"a": 1000.0, "b": 2000.0}  # of 0.5, 8, 2, 2, 2
+    assert clock.calls == ["a", "b"] * (3 + 5)  # five rounds at least
+
+
+def test_as_many_rounds_as_there_is_time_for(clock):
+    medians({"a": clock.step("a", 0.5)}, 10.0)
+    assert len(clock.calls) == 3 + 20
+    clock.calls.clear()
+    medians({"a": clock.step("a", 0.5)}, 10.0, most=7)
+    assert len(clock.calls) == 3 + 7
+
+
+def test_what_autograd_keeps():
+    x = torch.randn(6, 8, requires_grad=True)
+    assert kept_bytes(x.exp) == 6 * 8 * 4  # its result
+    assert kept_bytes(lambda: x + 1) == 0
+    layer = nn.Linear(8, 3)
+    assert kept_bytes(partial(layer, x)) == (6 * 8 + 3 * 8) * 4  # input and weight
+    assert kept_bytes(lambda: layer(x) + layer(x)) == (6 * 8 + 3 * 8) * 4  # each once
+
+
+def test_heads_of_vectors():
+    heads = Problem(16, 10, 5, landmarks=7, prototypes=3).heads()
+    shapes = {name: head(torch.randn(5, 16)).shape for name, head in heads.items()}
+    assert list(shapes) == [PEER, "kernel", "kernel, 3 prototypes", "kernel, 7 landmarks"]
+    assert set(shapes.values()) == {(5, 10)}
+    assert [head.weight.shape[0] for head in list(heads.values())[1:]] == [10, 30, 7]
+
+
+def test_heads_of_places(monkeypatch):
+    problem = Problem(16, 10, 5, places=4, landmarks=7)
+    features, target = problem.draw(torch.device("cpu"))
+    assert (features.shape, target.shape) == ((5, 4, 16), (5,))
+    heads = problem.heads()
+    assert {name: head(features).shape for name, head in heads.items()} == dict.fromkeys(heads, (5, 10))
+    assert next(iter(heads)) == PEER
+    assert len(heads) == 5
+    linear = heads[PEER].head
+    torch.testing.assert_close(heads[PEER](features), linear(features.sum(1) / 4))
+    monkeypatch.setattr(timing, "MOST_WEIGHTS", 16 * 16 * 10 - 1)
+    assert set(heads) - set(problem.heads()) == {"second-order pooling"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("places", [None, 4])
+def test_costs(places, dtype):
+    problem = Problem(16, 10, 5, places=places, landmarks=7)
+    costs = measure(problem, torch.device("cpu"), dtype, 0.01)
+    assert [cost.head for cost in costs] == list(problem.heads())
+    assert costs[0].parameters == 16 * 10 + 10
+    assert all(min(cost.training_ms, cost.inference_ms, cost.kept_bytes) > 0 for cost in costs)
+
+
+def test_the_command():
+    sizes = ["--features", "16", "--classes", "10", "--batch", "4", "--seconds", "0.1", "--device", "cpu"]
+    shown = CliRunner().invoke(app, ["bench", *sizes])
+    assert shown.exit_code == 0, shown.output
+    assert "4 x 16 features, 10 classes, float32" in " ".join(shown.stdout.split())
+    (line,) = [line for line in shown.stdout.splitlines() if PEER in line and "170" in line]
+    assert line.count("1.00") == 2  # its ratios to itself
+    done = CliRunner().invoke(app, ["bench", *sizes, "--places", "9", "--dtype", "bfloat16", "--json"])
+    found = json.loads(done.stdout)
+    assert (found["places"], found["dtype"], found["device"]) == (9, "bfloat16", "cpu")
+    assert [cost["head"] for cost in found["heads"]] == list(Problem(16, 10, 4, places=9).heads())
+
+
+def test_a_dtype_that_nobody_knows():
+    failed = CliRunner().invoke(app, ["bench", "--dtype", "half"])
+    assert str(failed.exception) == "unknown dtype 'half'; choose one of float32, bfloat16, float16"
