@@ -114,10 +114,25 @@ def test_kervolution_trains_at_depth_56_without_nan(which, rate):
     assert all(torch.isfinite(p).all() for p in model.parameters())
 
 
-def test_under_autocast_kervolution_stays_in_float32():
+def test_under_autocast_kervolution_is_computed_in_float32_and_rounded_once():
     layer = GaussianKervolution2d(3, 4, 3)
+    x = images() + 100  # where products in bfloat16 would leave nothing of the distance
+    with torch.no_grad():
+        layer.weight += 100
+        expected = layer(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.equal(layer(x), expected.bfloat16())
+            assert layer.double()(x.double()).dtype == torch.float64
+    assert expected.dtype == torch.float32
+
+
+def test_under_autocast_a_kervolutional_network_goes_on_in_half_precision():
+    network, dtypes = CifarResNet(8, kervolution="first"), []
+    for block in network.blocks:
+        block.register_forward_pre_hook(lambda block, inputs: dtypes.append(inputs[0].dtype))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert layer(images()).dtype == torch.float32
+        network(images())
+    assert dtypes == [torch.bfloat16] * 3
 
 
 @pytest.mark.parametrize("head", ["softmax", "linear", "second_order", "expansion", "kernel"])

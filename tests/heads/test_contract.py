@@ -61,6 +61,10 @@ def tensors(head):
     return [*head.parameters(), *head.buffers()]
 
 
+def named(head):
+    return [*head.named_parameters(), *head.named_buffers()]
+
+
 def gradients(head, logits, features=None):
     """Of a fixed function of the logits, with respect to every parameter and the features."""
     loss = (logits * torch.linspace(-1, 2, logits.numel()).view_as(logits)).sum()
@@ -85,6 +89,20 @@ def test_shapes_and_sizes(case):
     if not head.pools:
         assert head(x.view(2, 2, D)).shape == (2, 2, C)
         assert head.eval()(x[0]).shape == (C,)
+
+
+@every_case
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_device_and_dtype_as_for_layers(case, dtype):
+    """What the head has on the CPU and in float32, at once in another place: the same tensors, none left behind."""
+    name, options, shape = CASES[case]
+    plain, made = create_head(name, D, C, **options), create_head(name, D, C, **options, dtype=dtype)
+    kinds = {key: (tensor.shape, dtype if tensor.is_floating_point() else tensor.dtype) for key, tensor in named(plain)}
+    assert {key: (tensor.shape, tensor.dtype) for key, tensor in named(made)} == kinds
+    assert made(torch.randn(4, *shape, dtype=dtype)).dtype == dtype
+    nowhere = create_head(name, D, C, **options, device="meta", dtype=dtype)
+    assert {key: (tensor.shape, tensor.dtype) for key, tensor in named(nowhere)} == kinds
+    assert all(tensor.is_meta for _, tensor in named(nowhere))
 
 
 @every_case

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernelhead.ops.precision import without_autocast
+from kernelhead.backbones.conv3x3 import TRITON
+from kernelhead.ops.precision import autocast_enabled, without_autocast
 
 
 class GaussianKervolution2d(nn.Conv2d):
@@ -18,9 +19,11 @@ class GaussianKervolution2d(nn.Conv2d):
       of hundreds, where exp(-d) and its gradient are zero in float32: deep networks then do not train at all.
     - gamma is learned, one a layer, as exp of a registered parameter, so that it stays positive. It starts at 1.
     - The distance is |x|^2 - 2 <x, w> + |w|^2, cut at zero where rounding makes it negative, and computed in float32
-      under autocast, since it is a difference of large numbers.
+      under autocast, since it is a difference of large numbers. On CUDA the patches of images, of at most 27 numbers,
+      are subtracted as they are, in the kernels of `kernelhead.ops.kervolution`.
 
-    Images (N, C, H, W) -> (N, filters, H', W'), values in (0, 1].
+    Images (N, C, H, W) -> (N, filters, H', W'), values in (0, 1]. Under autocast they are rounded in the end, to what
+    a convolution would give: all that follows, up to the shortcuts of a whole ResNet, takes its precision from there.
     """
 
     def __init__(
@@ -30,17 +33,34 @@ class GaussianKervolution2d(nn.Conv2d):
         self.log_gamma = nn.Parameter(torch.zeros(()))
 
     def forward(self, images: Tensor) -> Tensor:
+        dtype, stride, padding = self._dtype(images), self.stride[0], int(self.padding[0])
+        if _has_kernels(images):
+            from kernelhead.ops import kervolution as ops
+
+            if ops.supported(images, self.weight, stride, padding):
+                return ops.kervolution(images, self.weight, self.log_gamma, stride=stride, padding=padding, dtype=dtype)
         with without_autocast(images.device.type):
             images = images.to(self.weight.dtype)
             n = self.weight[0].numel()
-            cross = F.conv2d(images, self.weight, stride=self.stride, padding=self.padding)
+            cross = F.conv2d(images, self.weight, stride=stride, padding=padding)
             ones = torch.ones_like(self.weight[:1, :1])
             squares = images.square().sum(1, keepdim=True)
-            lengths = F.conv2d(squares, ones, stride=self.stride, padding=self.padding)
+            lengths = F.conv2d(squares, ones, stride=stride, padding=padding)
             filters = self.weight.square().sum((1, 2, 3))[:, None, None]
             distance = (lengths - 2 * cross + filters).clamp_min(0)
-            return torch.exp(-self.log_gamma.exp() * distance / n)
+            return torch.exp(-self.log_gamma.exp() * distance / n).to(dtype)
+
+    def _dtype(self, images: Tensor) -> torch.dtype:
+        """Of the result."""
+        if self.weight.dtype != torch.float64 and autocast_enabled(images.device.type):
+            return torch.get_autocast_dtype(images.device.type)
+        return self.weight.dtype
 
     def extra_repr(self) -> str:
         gamma = math.exp(self.log_gamma.item()) if self.log_gamma.device.type != "meta" else math.nan
         return f"{super().extra_repr()}, gamma={gamma:g}"  # type: ignore[no-untyped-call]
+
+
+def _has_kernels(images: Tensor) -> bool:
+    """Whether there are any on their device. There is none for the gradient of hidden features, or of an image."""
+    return TRITON and images.is_cuda and not (images.requires_grad and torch.is_grad_enabled())

@@ -1,6 +1,7 @@
 """Classification layers, one a file, behind one registry.
 
-A head is an `nn.Module` made as `Head(in_features, num_classes, **options)`. Its attribute `pools` says what it takes:
+A head is an `nn.Module` made as `Head(in_features, num_classes, **options)`, on the `device` and of the `dtype` among
+these. Its attribute `pools` says what it takes:
 feature vectors (..., D), or, where True, a feature map (N, D, H, W) or tokens (N, L, D).
 """
 
@@ -23,14 +24,15 @@ HEADS: dict[str, type[nn.Module]] = {
     "expansion": ExpansionHead,
     "kernel": KernelClassifier,
 }
+FACTORY = ("device", "dtype")
 
 
 def create_head(name: str, in_features: int, num_classes: int, **options: object) -> nn.Module:
-    """Make the head called `name`, one of `HEADS`."""
+    """Make the head called `name`, one of `HEADS`, with options of its own, and `device` and `dtype` as for layers."""
     if name not in HEADS:
         raise ValueError(f"unknown head {name!r}; choose one of {', '.join(HEADS)}")
-    known = list(inspect.signature(HEADS[name]).parameters)[2:]
-    unknown = [option for option in options if option not in known]
+    known = [option for option in list(inspect.signature(HEADS[name]).parameters)[2:] if option not in FACTORY]
+    unknown = [option for option in options if option not in (*known, *FACTORY)]
     if unknown:
         raise ValueError(f"head {name!r} has no option {unknown[0]!r}; it takes {', '.join(known) or 'none'}")
     return HEADS[name](in_features, num_classes, **options)

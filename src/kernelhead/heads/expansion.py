@@ -28,6 +28,8 @@ class ExpansionHead(nn.Module):
         normalized: bool = False,
         standardized: bool = False,
         places: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         check_sizes("ExpansionHead", in_features=in_features, num_classes=num_classes, width=width)
         super().__init__()
@@ -35,10 +37,12 @@ class ExpansionHead(nn.Module):
         self.num_classes = num_classes
         self.normalized = normalized
         self.pools = places
-        self.expand = nn.Conv2d(in_features, width, kernel_size=1, bias=False)
-        self.norm = nn.BatchNorm2d(width)
-        self.standard = nn.BatchNorm1d(width, affine=False) if standardized else nn.Identity()
-        self.classifier = nn.Linear(width, num_classes)
+        self.expand = nn.Conv2d(in_features, width, kernel_size=1, bias=False, device=device, dtype=dtype)
+        self.norm = nn.BatchNorm2d(width, device=device, dtype=dtype)
+        self.standard = (
+            nn.BatchNorm1d(width, affine=False, device=device, dtype=dtype) if standardized else nn.Identity()
+        )
+        self.classifier = nn.Linear(width, num_classes, device=device, dtype=dtype)
 
     def forward(self, features: Tensor) -> Tensor:
         if self.pools:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,10 +43,10 @@ class _AsItIs(nn.Module):
     running_var: Tensor
     eps = 0.0
 
-    def __init__(self, landmarks: int) -> None:
+    def __init__(self, landmarks: int, **place: Any) -> None:
         super().__init__()
-        self.register_buffer("running_mean", torch.zeros(landmarks), persistent=False)
-        self.register_buffer("running_var", torch.ones(landmarks), persistent=False)
+        self.register_buffer("running_mean", torch.zeros(landmarks, **place), persistent=False)
+        self.register_buffer("running_var", torch.ones(landmarks, **place), persistent=False)
 
     def forward(self, values: Tensor) -> Tensor:
         return values
@@ -79,6 +80,7 @@ class KernelClassifier(nn.Module):
         pool: "rkhs" takes a feature map or tokens and averages k over the places, which is a linear classifier on
             the kernel mean embedding; None takes feature vectors.
         gamma: the width of `kernel="rbf"`.
+        device, dtype: of parameters and buffers, as for `nn.Linear`.
 
     Shapes:
         features (..., D) -> logits (..., C); with `pool="rkhs"` a map (N, D, H, W) or tokens (N, L, D) -> (N, C).
@@ -106,6 +108,8 @@ class KernelClassifier(nn.Module):
         standardize: bool = True,
         eps: float = 1e-5,
         gamma: float = 1.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         sizes = {"in_features": in_features, "num_classes": num_classes, "degree": degree, "prototypes": prototypes}
         check_sizes("KernelClassifier", **sizes, **({} if landmarks is None else {"landmarks": landmarks}))
@@ -125,15 +129,18 @@ class KernelClassifier(nn.Module):
         self.standardize = standardize
         self.gamma = gamma
 
+        place: dict[str, Any] = {"device": device, "dtype": dtype}
         fixed = _fixed_coefficients(kernel, degree, gamma)
-        self.register_buffer("profile", None if fixed is None else fixed.float())
+        profile = None if fixed is None else fixed.to(device=device, dtype=dtype or torch.get_default_dtype())
+        self.register_buffer("profile", profile)
         self.degree = degree if fixed is None else fixed.shape[0] - kernels.END_POINTS - 1
-        self.raw_alpha = nn.Parameter(torch.empty(degree + 3 if fixed is None else 1))
-        self.weight = nn.Parameter(torch.empty(landmarks or num_classes * prototypes, in_features))
+        self.raw_alpha = nn.Parameter(torch.empty(degree + 3 if fixed is None else 1, **place))
+        self.weight = nn.Parameter(torch.empty(landmarks or num_classes * prototypes, in_features, **place))
         if landmarks is not None:
-            self.norm = nn.BatchNorm1d(landmarks, eps, affine=False) if standardize else _AsItIs(landmarks)
-            self.mixing = nn.Parameter(torch.empty(num_classes, landmarks))
-            self.bias = nn.Parameter(torch.zeros(num_classes))
+            standardized = partial(nn.BatchNorm1d, eps=eps, affine=False) if standardize else _AsItIs
+            self.norm = standardized(landmarks, **place)
+            self.mixing = nn.Parameter(torch.empty(num_classes, landmarks, **place))
+            self.bias = nn.Parameter(torch.zeros(num_classes, **place))
         else:
             self.register_parameter("mixing", None)
             self.register_parameter("bias", None)

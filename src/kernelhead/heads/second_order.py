@@ -1,38 +1,74 @@
 """SOP, the paper's third baseline: bilinear pooling (Lin et al., ICCV 2015)."""
 
+from importlib.util import find_spec
+
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from kernelhead.heads._places import as_places, check_sizes
-from kernelhead.ops.precision import real_dtype, unit_norm, without_autocast
+from kernelhead.ops.precision import autocast_enabled, real_dtype, unit_norm, without_autocast
+
+TRITON = find_spec("triton") is not None
 
 
 class SecondOrderHead(nn.Module):
     """The mean of f f^T over places, signed square root, L2 normalisation, linear layer on its D x D entries.
 
     Map (N, D, H, W) or tokens (N, L, D) -> logits (N, C). The pooling runs in float32 at least: products of
-    half-precision features overflow.
+    half-precision features overflow. On CUDA those of at most 128 features go through `kernelhead.ops.second_order`,
+    whose gradients cannot be differentiated again.
     """
 
     pools = True
 
-    def __init__(self, in_features: int, num_classes: int) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         check_sizes("SecondOrderHead", in_features=in_features, num_classes=num_classes)
         super().__init__()
         self.in_features = in_features
         self.num_classes = num_classes
-        self.classifier = nn.Linear(in_features**2, num_classes)
+        self.classifier = nn.Linear(in_features**2, num_classes, device=device, dtype=dtype)
 
     def forward(self, features: Tensor) -> Tensor:
         places = as_places(features, self.in_features, "SecondOrderHead")
-        with without_autocast(features.device.type):
+        logits: Tensor = self.classifier(self._embed(places))
+        return logits
+
+    def _embed(self, places: Tensor) -> Tensor:
+        """Places (N, L, D) -> (N, D * D), in the precision of the linear layer."""
+        dtype, device = self.classifier.weight.dtype, places.device
+        if dtype != torch.float64 and autocast_enabled(device.type):
+            dtype = torch.get_autocast_dtype(device.type)
+        if _has_kernels(device):
+            from kernelhead.ops import second_order as ops
+
+            if ops.supported(places, dtype):
+                return ops.second_order(places, dtype)
+        with without_autocast(device.type):
             places = places.to(real_dtype(places.dtype))
             second_moments = (places.mT @ places / places.shape[1]).flatten(1)
             # x / sqrt(|x| + eps) is the signed root without its infinite slope at 0.
             rooted = second_moments * torch.rsqrt(second_moments.abs() + 1e-10)
-            embedding = rooted / unit_norm(rooted)
-        logits: Tensor = self.classifier(embedding.to(self.classifier.weight.dtype))
-        return logits
+            return (rooted / unit_norm(rooted)).to(dtype)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, num_classes={self.num_classes}"
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _has_kernels(device: torch.device) -> bool:
+    """Whether those of `kernelhead.ops.second_order` run there, which torch.func and forward mode cannot look into."""
+    return (
+        device.type == "cuda"
+        and TRITON
+        and torch.cuda.get_device_capability(device) >= (8, 0)  # bfloat16
+        and not torch._C._are_functorch_transforms_active()
+        and forward_ad._current_level < 0
+    )

@@ -1,5 +1,6 @@
 """SM, the paper's baseline: the usual linear layer with bias."""
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -11,9 +12,16 @@ class SoftmaxHead(nn.Linear):
 
     pools = False
 
-    def __init__(self, in_features: int, num_classes: int) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         check_sizes("SoftmaxHead", in_features=in_features, num_classes=num_classes)
-        super().__init__(in_features, num_classes)
+        super().__init__(in_features, num_classes, device=device, dtype=dtype)
         self.num_classes = num_classes
 
     def forward(self, features: Tensor) -> Tensor:
