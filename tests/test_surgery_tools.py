@@ -1,4 +1,4 @@
-"""Kernelized networks under torch.compile, DistributedDataParallel, transformers' Trainer and Lightning, unchanged."""
+"""Kernelized networks under torch.compile, torch.export, torch.fx, DistributedDataParallel, Trainer and Lightning."""
 
 import multiprocessing
 import runpy
@@ -49,6 +49,25 @@ def test_exports(case):
     for samples in (2, 8):
         x, _ = batch(samples)
         torch.testing.assert_close(program.module()(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_feature_extractors_of_torchvision(case):
+    """They trace a network by torch.fx."""
+    torchvision = pytest.importorskip("torchvision")
+    from torchvision.models.feature_extraction import create_feature_extractor
+
+    torch.manual_seed(0)
+    model = kernelize(torchvision.models.resnet18(), 4, **CASES[case]).eval()
+    extractor = create_feature_extractor(model, {"layer4": "map", "flatten": "features"})
+    x, _ = batch(2, 64)
+    found = extractor(x)
+    assert found["map"].shape == (2, 512, 2, 2)
+    expected = found["map"].mean((2, 3)) if case == "vectors" else found["map"].movedim(1, -1).reshape(-1, 512)
+    torch.testing.assert_close(found["features"], expected)
+    graph = torch.fx.symbolic_trace(model)
+    for samples in (1, 2):
+        assert torch.equal(graph(x[:samples]), model(x[:samples]))
 
 
 def train_part(folder, rank):

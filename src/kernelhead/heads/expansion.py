@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from kernelhead.heads._leaf import leaf
 from kernelhead.heads._places import as_places, as_vectors, check_sizes
 from kernelhead.ops.precision import unit_norm
 
@@ -44,6 +45,7 @@ class ExpansionHead(nn.Module):
         )
         self.classifier = nn.Linear(width, num_classes, device=device, dtype=dtype)
 
+    @leaf
     def forward(self, features: Tensor) -> Tensor:
         if self.pools:
             as_places(features, self.in_features, "ExpansionHead")

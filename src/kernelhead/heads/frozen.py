@@ -9,6 +9,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from kernelhead import kernels
+from kernelhead.heads._leaf import leaf
 from kernelhead.heads._places import as_places, as_vectors
 from kernelhead.ops.kernel_mean import BLOCK, BLOCK_ELSEWHERE, touches_end_points
 from kernelhead.ops.precision import (
@@ -122,6 +123,7 @@ class FrozenKernelClassifier(nn.Module):
         super()._load_from_state_dict(*arguments, **options)
         self._survey()
 
+    @leaf
     def forward(self, features: Tensor) -> Tensor:
         flatten = as_places if self.pools else as_vectors
         points = flatten(features, self.in_features, "FrozenKernelClassifier")

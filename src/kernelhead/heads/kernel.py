@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from kernelhead import kernels
 from kernelhead.coefficients import activation, initial_raw
+from kernelhead.heads._leaf import leaf
 from kernelhead.heads._places import as_places, as_vectors, check_sizes
 from kernelhead.heads.frozen import FrozenKernelClassifier
 from kernelhead.losses import kernel_cross_entropy
@@ -206,6 +207,7 @@ class KernelClassifier(nn.Module):
                 nn.init.zeros_(self.bias)
                 self.norm.reset_running_stats()
 
+    @leaf
     def forward(self, features: Tensor) -> Tensor:
         flatten = as_places if self.pools else as_vectors
         points = flatten(features, self.in_features, "KernelClassifier")

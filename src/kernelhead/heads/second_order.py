@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from kernelhead.heads._leaf import leaf
 from kernelhead.heads._places import as_places, check_sizes
 from kernelhead.ops.precision import autocast_enabled, real_dtype, unit_norm, without_autocast
 
@@ -36,6 +37,7 @@ class SecondOrderHead(nn.Module):
         self.num_classes = num_classes
         self.classifier = nn.Linear(in_features**2, num_classes, device=device, dtype=dtype)
 
+    @leaf
     def forward(self, features: Tensor) -> Tensor:
         places = as_places(features, self.in_features, "SecondOrderHead")
         logits: Tensor = self.classifier(self._embed(places))
