@@ -13,6 +13,35 @@ def choose_device() -> str:
     return "cpu"
 
 
+def captured(compute, *inputs):
+    """Whether two calls as parallel branches of a CUDA graph give the bits of a plain one.
+
+    `compute` takes tensors and returns some, gradients among them: each branch has inputs of its own, as a gradient
+    belongs to the stream on which its input was made.
+    """
+    expected = [x.detach() for x in compute(*inputs)]
+    graph, streams = torch.cuda.CUDAGraph(), [torch.cuda.Stream() for _ in range(2)]
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        branches = []
+        for stream in streams:
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                own = [x.detach().requires_grad_(x.requires_grad) for x in inputs]
+                branches.append([x.detach() for x in compute(*own)])
+        for stream in streams:
+            torch.cuda.current_stream().wait_stream(stream)
+    for _ in range(3):
+        for branch in branches:
+            for tensor in branch:
+                tensor.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        if not all(torch.equal(*pair) for branch in branches for pair in zip(branch, expected, strict=True)):
+            return False
+    return True
+
+
 def _interpret_bfloat16():
     """Triton's interpreter multiplies the bits of bfloat16 as integers; here they become float32 first."""
     import triton.language as tl

@@ -159,7 +159,7 @@ def same(one, other):
 
 
 def main():
-    from interpreter import choose_device
+    from interpreter import captured, choose_device
 
     from kernelhead.backbones import kervolution as backbone
     from kernelhead.ops import kervolution as ops
@@ -245,7 +245,8 @@ def main():
     arguments = (x, weight, log_gamma, 1, 0, torch.float32)
     report["opcheck"] = torch.library.opcheck(ops._forward, arguments)
     if device == "cuda":
-        report["captured"] = captured(*make((40, 3, 32, 32, 16, 3, 1, 1), "float32 to bfloat16", device))
+        inputs, gradient, options = make((40, 3, 32, 32, 16, 3, 1, 1), "float32 to bfloat16", device)
+        report["captured"] = captured(lambda *own: compute(own, gradient, options), *inputs)
     print(json.dumps(report))
 
 
@@ -302,30 +303,6 @@ def examine_module(backbone, ops, device):
         "module": max(map(relative, plain, torchs)),
         "compiled": all(same(one, other) for one, other in pairs),
     }
-
-
-def captured(inputs, gradient, options):
-    """Whether two calls as parallel branches of a CUDA graph give the bits of a plain one."""
-    expected = [t.detach() for t in compute(inputs, gradient, options)]
-    graph, streams = torch.cuda.CUDAGraph(), [torch.cuda.Stream() for _ in range(2)]
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        branches = []
-        for stream in streams:
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                own = [t.detach().requires_grad_(t.requires_grad) for t in inputs]  # gradients belong to its stream
-                branches.append([t.detach() for t in compute(own, gradient, options)])
-        for stream in streams:
-            torch.cuda.current_stream().wait_stream(stream)
-    for _ in range(3):
-        for tensor in itertools.chain(*branches):
-            tensor.zero_()
-        graph.replay()
-        torch.cuda.synchronize()
-        if not all(same(branch, expected) for branch in branches):
-            return False
-    return True
 
 
 if __name__ == "__main__":
