@@ -155,7 +155,8 @@ def _dead(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) -
     notes = []
     if runs:
         counts = ", ".join(f"a_{order} in {count}" for order, count in sorted(dead.items()) if count)
-        notes.append(f"Coefficients of relu that ended at zero, where they stay, of {runs} runs: {counts or 'none'}.")
+        of = f"{runs} run{'s' * (runs != 1)}"
+        notes.append(f"Coefficients of relu that ended at zero, where they stay, of {of}: {counts or 'none'}.")
     if vanished:
         notes.append(f"The whole kernel ended at zero: {'; '.join(vanished)}.")
     return notes
