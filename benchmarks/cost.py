@@ -135,7 +135,10 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("results"), help="of the table saturation, for --plot")
     options = parser.parse_args()
     if options.plot is not None:
-        kept = json.loads((options.json or Path("results/bench/cost.json")).read_text())
+        costs = options.json or Path("results/bench/cost.json")
+        if not costs.exists():
+            raise SystemExit(f"{costs} is not there: measure first, with --json {costs}")
+        kept = json.loads(costs.read_text())
         plot(kept["rows"], options.runs, options.plot)
         return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

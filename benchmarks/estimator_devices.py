@@ -1,6 +1,6 @@
 """KernelHeadClassifier on two devices: accuracy, agreement of predictions, seconds. Needs torch and scikit-learn.
 
-    python benchmarks/estimator_devices.py [--devices cpu cuda] [--samples 50000]
+    python benchmarks/estimator_devices.py [--devices cpu cuda] [--samples 20000]
 
 Digits are solved exactly (float64), the large problem by gradient descent, whose random numbers differ between devices.
 """
@@ -19,7 +19,15 @@ from sklearn.model_selection import train_test_split
 from kernelhead import KernelHeadClassifier
 
 
-def compare(name, x, x_test, y, y_test, devices, **options):
+def compare(
+    name: str,
+    x: np.ndarray,
+    x_test: np.ndarray,
+    y: np.ndarray,
+    y_test: np.ndarray,
+    devices: list[str],
+    **options: object,
+) -> None:
     print(f"{name}: {x.shape[0]} x {x.shape[1]}, {len(np.unique(y))} classes, {x.dtype}")
     answers = []
     for device in devices:
@@ -56,10 +64,10 @@ def compare(name, x, x_test, y, y_test, devices, **options):
     print(f"  same predictions: {100 * np.mean(first == second):.2f} %; probabilities off by {np.abs(p - q).max():.1e}")
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--devices", nargs=2, default=["cpu", "cuda"])
-    parser.add_argument("--samples", type=int, default=50_000)
+    parser.add_argument("--samples", type=int, default=20_000)
     options = parser.parse_args()
     print(f"torch {torch.__version__}, scikit-learn {sklearn.__version__}, {torch.get_num_threads()} threads")
     if torch.cuda.is_available():

@@ -69,13 +69,13 @@ def test_heads_of_vectors():
 def test_heads_of_places(monkeypatch):
     problem = Problem(16, 10, 5, places=4, landmarks=7)
     features, target = problem.draw(torch.device("cpu"))
-    assert (features.shape, target.shape) == ((5, 4, 16), (5,))
+    assert (features.shape, target.shape) == ((5, 16, 4, 1), (5,))
     heads = problem.heads()
     assert {name: head(features).shape for name, head in heads.items()} == dict.fromkeys(heads, (5, 10))
     assert next(iter(heads)) == PEER
     assert len(heads) == 5
     linear = heads[PEER].head
-    torch.testing.assert_close(heads[PEER](features), linear(features.sum(1) / 4))
+    torch.testing.assert_close(heads[PEER](features), linear(features.sum((2, 3)) / 4))
     monkeypatch.setattr(timing, "MOST_WEIGHTS", 16 * 16 * 10 - 1)
     assert set(heads) - set(problem.heads()) == {"second-order pooling"}
 
@@ -96,11 +96,24 @@ def test_the_command():
     assert shown.exit_code == 0, shown.output
     assert "4 x 16 features, 10 classes, float32" in " ".join(shown.stdout.split())
     (line,) = [line for line in shown.stdout.splitlines() if PEER in line and "170" in line]
-    assert line.count("1.00") == 2  # its ratios to itself
+    cells = [cell.strip() for cell in line.split("│")[1:-1]]
+    assert cells[:2] == [PEER, "170"]
+    assert cells[3] == cells[5] == "1.00"  # its ratios to itself
     done = CliRunner().invoke(app, ["bench", *sizes, "--places", "9", "--dtype", "bfloat16", "--json"])
     found = json.loads(done.stdout)
     assert (found["places"], found["dtype"], found["device"]) == (9, "bfloat16", "cpu")
     assert [cost["head"] for cost in found["heads"]] == list(Problem(16, 10, 4, places=9).heads())
+
+
+def test_one_prototype_is_no_head_of_its_own():
+    assert list(Problem(16, 10, 5, prototypes=1).heads()) == [PEER, "kernel", "kernel, 512 landmarks"]
+
+
+def test_more_memory_than_there_is():
+    sizes = ["--features", str(2**24), "--classes", str(2**24), "--device", "cpu"]
+    failed = CliRunner().invoke(app, ["bench", *sizes])
+    assert isinstance(failed.exception, MemoryError)
+    assert str(failed.exception) == "heads of this size need more memory than there is here: make something smaller"
 
 
 def test_a_dtype_that_nobody_knows():

@@ -17,7 +17,7 @@ from kernelhead.heads import KernelClassifier, create_head, loss_and_hits
 
 PEER = "linear layer"
 WARM_UP, FEWEST = 3, 5  # rounds: before any is timed, and of those that are
-MOST_WEIGHTS = 2**28  # of a head: second-order pooling of wide features has more, and is left out
+MOST_WEIGHTS = 2**28  # of second-order pooling, which has features x features x classes: beyond, it is left out
 
 Kind = tuple[str, dict[str, object]]  # a head and its options
 Step = Callable[[], None]
@@ -30,7 +30,7 @@ class Problem:
     Args:
         features, classes: D and C.
         batch: N, samples of a step.
-        places: L, of a feature map or tokens (N, L, D), for heads that pool themselves; None for vectors (N, D).
+        places: L, of a feature map (N, D, L, 1), for heads that pool themselves; None for vectors (N, D).
         landmarks: Q, also the width of the expansion.
         prototypes: P.
     """
@@ -51,6 +51,8 @@ class Problem:
                 f"kernel, {self.prototypes} prototypes": ("kernel", {"prototypes": self.prototypes}),
                 f"kernel, {self.landmarks} landmarks": ("kernel", {"landmarks": self.landmarks}),
             }
+            if self.prototypes == 1:
+                del vectors["kernel, 1 prototypes"]  # the kernel head itself
             return {name: self._create(*kind) for name, kind in vectors.items()}
         kinds: dict[str, Kind] = {
             "second-order pooling": ("second_order", {}),
@@ -61,18 +63,23 @@ class Problem:
                 {"pool": "rkhs", "landmarks": self.landmarks, "coefficients": "softplus"},
             ),
         }
-        if self.features**2 * self.classes > MOST_WEIGHTS:
+        if not self.has_second_order:
             del kinds["second-order pooling"]
         made = {name: self._create(*kind) for name, kind in kinds.items()}
         return {PEER: _AfterMean(self._create("softmax", {})), **made}
+
+    @property
+    def has_second_order(self) -> bool:
+        """Whether second-order pooling is among the heads: it takes places, and not too many features."""
+        return self.places is not None and self.features**2 * self.classes <= MOST_WEIGHTS
 
     def _create(self, head: str, options: dict[str, object]) -> nn.Module:
         return create_head(head, self.features, self.classes, **options)
 
     def draw(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Features (N, D) or (N, L, D) with a gradient, and labels (N,)."""
-        places = () if self.places is None else (self.places,)
-        features = torch.randn(self.batch, *places, self.features, device=device, requires_grad=True)
+        """Features (N, D) or (N, D, L, 1) with a gradient, and labels (N,)."""
+        places = () if self.places is None else (self.places, 1)
+        features = torch.randn(self.batch, self.features, *places, device=device, requires_grad=True)
         return features, torch.randint(self.classes, (self.batch,), device=device)
 
 
@@ -84,7 +91,7 @@ class _AfterMean(nn.Module):
         self.head = head
 
     def forward(self, features: Tensor) -> Tensor:
-        logits: Tensor = self.head(features.mean(1))
+        logits: Tensor = self.head(features.mean((2, 3)))
         return logits
 
 

@@ -99,6 +99,8 @@ def test_in_a_graph_of_torch_fx_it_is_one_node(case):
     assert [(node.op, node.target) for node in graph.graph.nodes][1:3] == [("call_module", "0"), ("call_module", "1")]
     assert torch.equal(graph(x), network(x))
     assert torch.equal(graph(x[:2]), network(x[:2]))  # nothing of a batch's size was taken down
+    head.register_forward_hook(lambda head, given, logits: 2 * logits)
+    assert torch.equal(torch.fx.symbolic_trace(network)(x), network(x))  # hooks run once
 
 
 @every_case

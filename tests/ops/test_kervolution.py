@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 # Of images, and of the result.
 KINDS = {
@@ -74,7 +75,8 @@ def test_what_is_supported(found):
 
 def test_which_way_the_module_takes(found):
     ways = {"images": 1, "autocast": 1, "without gradients": 1, "frozen": 1}
-    assert found["calls"] == ways | dict.fromkeys(["gradient of images", "hidden", "float64", "no images"], 0)
+    others = ["gradient of images", "hidden", "float64", "no images", "func", "forward mode", "dual numbers"]
+    assert found["calls"] == ways | dict.fromkeys(others, 0)
 
 
 def test_the_module_gives_what_a_convolution_would(found):
@@ -252,8 +254,8 @@ def main():
 
 def examine_module(backbone, ops, device):
     if device == "cpu":
-        original = backbone._has_kernels
-        backbone._has_kernels = lambda images: not (images.requires_grad and torch.is_grad_enabled())
+        original = backbone._runs_on
+        backbone._runs_on = lambda device: True
     calls, forward = [], ops.kervolution
 
     def watched(*arguments, **options):
@@ -284,6 +286,13 @@ def examine_module(backbone, ops, device):
     }
     with torch.no_grad():
         found["without gradients"] = count(layer, images.clone().requires_grad_())
+    before = len(calls)
+    torch.func.grad(lambda own: torch.func.functional_call(layer, own, images).sum())(dict(layer.named_parameters()))
+    found["func"] = len(calls) - before
+    torch.func.jvp(layer, (images,), (images,))
+    found["forward mode"] = len(calls) - before
+    with forward_ad.dual_level():
+        found["dual numbers"] = count(layer, forward_ad.make_dual(images, images))
     ops.kervolution = forward
 
     def run(function, images, enabled):
@@ -296,7 +305,7 @@ def examine_module(backbone, ops, device):
     pairs = [(run(compiled, images, enabled), wanted) for enabled, wanted in ((False, plain), (True, autocast))]
     torchs = [t.detach().double().cpu().numpy() for t in run(layer, images.clone().requires_grad_(), False)]
     if device == "cpu":
-        backbone._has_kernels = original
+        backbone._runs_on = original
     return {
         "calls": found,
         "dtypes": {"plain": str(plain[0].dtype), "autocast": str(autocast[0].dtype)},

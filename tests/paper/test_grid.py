@@ -230,4 +230,12 @@ def test_choices(store, write):
     ]
     write(store, softmax, TUNED, {})
     made = choices(EXPERIMENTS["cifar10"], store, [PAPER, TUNED])
-    assert made.rows[0][-5:] == ["54.95", "54.90", "54.70", "54.00", "0.05, 0.0001; 0.05, 0.0005"]
+    assert made.rows[0][-5:] == ["54.95", "54.90", "54.70", "54.00", "paper: 0.05, 0.0001; tuned: 0.05, 0.0005"]
+    made = choices(EXPERIMENTS["beyond"], store, [PAPER])  # which has two data sets
+    assert [row[0] for row in made.rows] == ["cifar10, resnet20-softmax", "cifar10, resnet20-kernel"]
+
+
+def test_the_note_on_what_is_compared(store):
+    notes = {name: " ".join(table(EXPERIMENTS[name], store, [PAPER]).notes) for name in ("landmarks", "activations")}
+    assert "Over SM: softmax, runs of the table landmarks." in notes["landmarks"]
+    assert "Over SM: ResNet-56 or ResNet-20 with softmax, runs of the table cifar100." in notes["activations"]

@@ -1,23 +1,26 @@
-"""Heads in graphs of torch.fx, which feature extractors of torchvision and timm are made of."""
+"""Heads in graphs of torch.fx, which the feature extractors of torchvision are made of."""
 
-from collections.abc import Callable
-from functools import wraps
-from typing import TypeVar
+from typing import Any
 
-from torch import Tensor, fx, nn
-
-Head = TypeVar("Head", bound=nn.Module)
+from torch import fx, nn
 
 
-def leaf(forward: Callable[[Head, Tensor], Tensor]) -> Callable[[Head, Tensor], Tensor]:
-    """Make a head's forward pass one node of a traced graph, as layers of PyTorch are: it looks at shapes."""
+class Leaf(nn.Module):
+    """A module that is one node of a traced graph, as layers of PyTorch are: its forward pass looks at shapes.
 
-    @wraps(forward)
-    def traced(head: Head, features: Tensor) -> Tensor:
-        if isinstance(features, fx.Proxy):
-            tracer = features.tracer
-            node: Tensor = tracer.create_proxy("call_module", tracer.path_of_module(head), (features,), {})
-            return node
-        return forward(head, features)
+    A tracer takes layers of torch.nn for such nodes, and looks into all others unless told not to.
+    """
 
-    return traced
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        for value in (*arguments, *options.values()):
+            if isinstance(value, fx.Proxy):
+                return self._node(value.tracer, arguments, options)
+        return super().__call__(*arguments, **options)
+
+    def _node(self, tracer: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        usual = tracer.is_leaf_module
+        tracer.is_leaf_module = lambda module, name: module is self or usual(module, name)
+        try:
+            return super().__call__(*arguments, **options)
+        finally:
+            tracer.is_leaf_module = usual

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor, nn
 
-from kernelhead.heads._leaf import leaf
+from kernelhead.heads._leaf import Leaf
 from kernelhead.heads._places import as_places, as_vectors, check_sizes
 from kernelhead.ops.precision import unit_norm
 
 
-class ExpansionHead(nn.Module):
+class ExpansionHead(Leaf):
     """1x1 convolution to `width` channels, BatchNorm, ReLU, mean over places, linear layer.
 
     With `normalized` the features of each place are scaled to unit length first, with `standardized` the means over
@@ -45,7 +45,6 @@ class ExpansionHead(nn.Module):
         )
         self.classifier = nn.Linear(width, num_classes, device=device, dtype=dtype)
 
-    @leaf
     def forward(self, features: Tensor) -> Tensor:
         if self.pools:
             as_places(features, self.in_features, "ExpansionHead")

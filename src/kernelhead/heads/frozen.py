@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
-from torch.autograd import forward_ad
+from torch import Tensor
 from torch.nn import functional as F
 
 from kernelhead import kernels
-from kernelhead.heads._leaf import leaf
+from kernelhead.heads._leaf import Leaf
 from kernelhead.heads._places import as_places, as_vectors
 from kernelhead.ops.kernel_mean import BLOCK, BLOCK_ELSEWHERE, touches_end_points
+from kernelhead.ops.modes import transformed
 from kernelhead.ops.precision import (
     autocast_enabled,
     product_dtypes,
@@ -44,7 +44,7 @@ def logit_gain(head: "KernelClassifier") -> float:
     return gain * head.prototypes if head.aggregate == "sum" else gain
 
 
-class FrozenKernelClassifier(nn.Module):
+class FrozenKernelClassifier(Leaf):
     """What `KernelClassifier.freeze` gives: the same logits as the head in evaluation mode, from less work.
 
     Class weights are of unit length, the temperature is part of the coefficients, and the series ends at its last
@@ -123,7 +123,6 @@ class FrozenKernelClassifier(nn.Module):
         super()._load_from_state_dict(*arguments, **options)
         self._survey()
 
-    @leaf
     def forward(self, features: Tensor) -> Tensor:
         flatten = as_places if self.pools else as_vectors
         points = flatten(features, self.in_features, "FrozenKernelClassifier")
@@ -218,8 +217,7 @@ def _is_followed(points: Tensor) -> bool:
     return (
         torch.compiler.is_compiling()
         or torch._C._is_tracing()
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
+        or transformed()
         or (torch.is_grad_enabled() and points.requires_grad)
     )
 

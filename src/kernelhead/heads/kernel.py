@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from kernelhead import kernels
 from kernelhead.coefficients import activation, initial_raw
-from kernelhead.heads._leaf import leaf
+from kernelhead.heads._leaf import Leaf
 from kernelhead.heads._places import as_places, as_vectors, check_sizes
 from kernelhead.heads.frozen import FrozenKernelClassifier
 from kernelhead.losses import kernel_cross_entropy
@@ -56,7 +56,7 @@ class _AsItIs(nn.Module):
         pass
 
 
-class KernelClassifier(nn.Module):
+class KernelClassifier(Leaf):
     """Classification in a reproducing kernel Hilbert space that is learned with the rest of the network.
 
     The logit of class j is k(<w_j, f>) / T with w_j and f of unit length and k(t) = sum_m a_m t^m + end-point terms,
@@ -207,7 +207,6 @@ class KernelClassifier(nn.Module):
                 nn.init.zeros_(self.bias)
                 self.norm.reset_running_stats()
 
-    @leaf
     def forward(self, features: Tensor) -> Tensor:
         flatten = as_places if self.pools else as_vectors
         points = flatten(features, self.in_features, "KernelClassifier")

@@ -4,16 +4,16 @@ from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
-from kernelhead.heads._leaf import leaf
+from kernelhead.heads._leaf import Leaf
 from kernelhead.heads._places import as_places, check_sizes
+from kernelhead.ops.modes import transformed
 from kernelhead.ops.precision import autocast_enabled, real_dtype, unit_norm, without_autocast
 
 TRITON = find_spec("triton") is not None
 
 
-class SecondOrderHead(nn.Module):
+class SecondOrderHead(Leaf):
     """The mean of f f^T over places, signed square root, L2 normalisation, linear layer on its D x D entries.
 
     Map (N, D, H, W) or tokens (N, L, D) -> logits (N, C). The pooling runs in float32 at least: products of
@@ -37,7 +37,6 @@ class SecondOrderHead(nn.Module):
         self.num_classes = num_classes
         self.classifier = nn.Linear(in_features**2, num_classes, device=device, dtype=dtype)
 
-    @leaf
     def forward(self, features: Tensor) -> Tensor:
         places = as_places(features, self.in_features, "SecondOrderHead")
         logits: Tensor = self.classifier(self._embed(places))
@@ -66,11 +65,10 @@ class SecondOrderHead(nn.Module):
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _has_kernels(device: torch.device) -> bool:
-    """Whether those of `kernelhead.ops.second_order` run there, which torch.func and forward mode cannot look into."""
+    """Whether those of `kernelhead.ops.second_order` run there, and would be right."""
     return (
         device.type == "cuda"
         and TRITON
         and torch.cuda.get_device_capability(device) >= (8, 0)  # bfloat16
-        and not torch._C._are_functorch_transforms_active()
-        and forward_ad._current_level < 0
+        and not transformed()
     )

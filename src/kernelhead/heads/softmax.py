@@ -4,11 +4,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernelhead.heads._leaf import leaf
+from kernelhead.heads._leaf import Leaf
 from kernelhead.heads._places import as_vectors, check_sizes
 
 
-class SoftmaxHead(nn.Linear):
+class SoftmaxHead(Leaf, nn.Linear):
     """Logits W f + b. Features (..., D) -> logits (..., C)."""
 
     pools = False
@@ -25,7 +25,6 @@ class SoftmaxHead(nn.Linear):
         super().__init__(in_features, num_classes, device=device, dtype=dtype)
         self.num_classes = num_classes
 
-    @leaf
     def forward(self, features: Tensor) -> Tensor:
         logits = F.linear(as_vectors(features, self.in_features, "SoftmaxHead"), self.weight, self.bias)
         return logits.view(*features.shape[:-1], self.out_features)

@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from kernelhead import kernels
+from kernelhead.ops.modes import transformed
 from kernelhead.ops.precision import (
     autocast_enabled,
     product_dtypes,
@@ -38,7 +38,7 @@ from kernelhead.ops.precision import (
 BLOCK = {"cpu": 2**19}
 BLOCK_ELSEWHERE = 2**24
 WIDEST, HIGHEST = 256, 32  # features and degree of `kernel_pool`: what fits in a GPU's registers
-FEW = 2**20  # values (N, K) up to which it takes vectors too: beyond, torch is faster (benchmarks/pool.py on an H200)
+FEW = 2**20  # values (N, K) up to which it takes vectors too; beyond, torch is faster (64 features, benchmarks/pool.py)
 
 
 def kernel_mean(features: Tensor, weight: Tensor, alpha: Tensor) -> Tensor:
@@ -59,12 +59,7 @@ def kernel_mean(features: Tensor, weight: Tensor, alpha: Tensor) -> Tensor:
 
 def _kernel_mean(features: Tensor, weight: Tensor, alpha: Tensor, dtype: torch.dtype) -> Tensor:
     """`kernel_mean` with its products in `dtype`."""
-    if (
-        torch.compiler.is_compiling()
-        or torch._C._is_tracing()
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-    ):
+    if torch.compiler.is_compiling() or torch._C._is_tracing() or transformed():
         return _composed(features, weight, alpha, dtype)
     value: Tensor
     if _is_pooled(features, weight, alpha, dtype):

@@ -40,7 +40,8 @@ class Tiles(NamedTuple):
     programs: int
 
 
-# As many programs as 132 multiprocessors hold at once, with no register spilled: 4 and 2 filters a thread.
+# As many programs as 132 multiprocessors hold at once, with no register spilled: 4 and 2 filters a thread. Reasoned;
+# `benchmarks/baselines.py --tiles` measures others.
 FORWARD = Tiles(32, 16, 4, 396)
 BACKWARD = Tiles(16, 16, 4, 264)
 ELEMENTS = 4096  # of the parts that a program adds up at once

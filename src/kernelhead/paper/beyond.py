@@ -55,7 +55,7 @@ CONTROLS: dict[str, Head] = {
 }
 
 
-# There are many heads to choose for: a quarter of the epochs tells good rates from bad ones.
+# There are many heads to choose for, so a quarter of the epochs has to tell good rates from bad ones.
 PROTOCOLS = {name: replace(protocol, choosing_epochs=50) for name, protocol in CIFAR_PROTOCOLS.items()}
 CHOOSING = 8
 

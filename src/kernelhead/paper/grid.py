@@ -101,11 +101,14 @@ def choices(experiment: Experiment, store: Store, protocols: Sequence[Protocol])
             _, users = tried.setdefault(store.folder(chooser, protocol), (chooser, []))
             users += [protocol] if protocol not in users else []
     rows = []
+    several = len({cell.recipe.data for cell in experiment.cells}) > 1
     for folder, (recipe, users) in tried.items():
         found = [store.read(store.choice_path(recipe, users[0], *pair)) for pair in candidates]
         if any(found):
-            chosen = dict.fromkeys(pair for user in users if (pair := store.choice(recipe, user)) is not None)
-            rows.append([folder.name, *map(_held_out, found), "; ".join(map(_pair, chosen))])
+            name = f"{recipe.data}, {folder.name}" if several else folder.name
+            chosen = {user.name: pair for user in users if (pair := store.choice(recipe, user)) is not None}
+            told = [f"{user}: {_pair(pair)}" if len(protocols) > 1 else _pair(pair) for user, pair in chosen.items()]
+            rows.append([name, *map(_held_out, found), "; ".join(told)])
     epochs = protocols[0].epochs_to_choose(store.epochs)
     notes = [
         f"Accuracy (%) on a tenth of the training images, held out, after the last epoch of {epochs}, one "
@@ -207,9 +210,9 @@ def _notes(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) 
         *experiment.notes,
     ]
     if experiment.references:
-        ((name, cell), *others) = experiment.references.values()
-        rows = " or ".join([cell.row, *(other.row for _, other in others)])
-        notes.append(f"Over SM: {rows} with softmax, runs of the table {name}.")
+        name = next(iter(experiment.references.values()))[0]
+        rows = " or ".join(dict.fromkeys(cell.row for _, cell in experiment.references.values()))
+        notes.append(f"Over SM: {rows}{' with softmax' * (rows != 'softmax')}, runs of the table {name}.")
     for protocol in protocols:
         rates = ", ".join(f"{rate:g}" for rate in protocol.learning_rates)
         decays = ", ".join(f"{decay:g}" for decay in protocol.weight_decays)

@@ -191,14 +191,14 @@ class Store:
         return left
 
     def _paces(self) -> dict[tuple[str, str], list[float]]:
-        """Seconds an epoch of finished trainings as long as those here, by data and backbone."""
+        """Seconds an epoch of finished trainings, by data and backbone."""
         if self._seconds is None:
             self._seconds = {}
-            for path in self.root.glob(f"*/{self.epochs}-epochs/*/*.json"):
-                result = self.read(path)
-                if result is not None:
+            for path in self.root.glob("*/*-epochs/*/*.json"):
+                result, epochs = self.read(path), path.parts[-3].removesuffix("-epochs")
+                if result is not None and epochs.isdigit():
                     key = result["experiment"], result["config"]["backbone"]
-                    self._seconds.setdefault(key, []).append(result["seconds"] / self.epochs)
+                    self._seconds.setdefault(key, []).append(result["seconds"] / int(epochs))
         return self._seconds
 
 

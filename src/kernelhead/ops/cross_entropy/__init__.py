@@ -10,10 +10,10 @@ from importlib.util import find_spec
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from kernelhead.ops.cross_entropy import autograd
 from kernelhead.ops.cross_entropy.blocks import Settings
+from kernelhead.ops.modes import transformed
 from kernelhead.ops.precision import autocast_enabled, real_dtype, without_autocast
 
 BACKENDS = ("auto", "eager", "chunked", "triton")
@@ -75,7 +75,7 @@ def product_dtype(features: Tensor, weight: Tensor) -> torch.dtype:
 def choose(features: Tensor, weight: Tensor) -> str:
     """The backend that `auto` stands for. features (N, D), weight (K, D)."""
     device = features.device.type
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+    if transformed():
         return "eager"  # the fused ones have first derivatives only
     if device not in CROSSOVER or features.shape[0] * weight.shape[0] < CROSSOVER[device]:
         return "eager"
