@@ -20,7 +20,6 @@ import argparse
 import copy
 import itertools
 import json
-import statistics
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ from pathlib import Path
 
 import torch
 import torch._dynamo
-from conv3x3 import error, microseconds
+from conv3x3 import error, microseconds, replayed
 from torch import Tensor, nn
 
 from kernelhead import create_head
@@ -189,15 +188,7 @@ def together(steps: list[Step], replays: int = 20) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         fork_and_join(CALLS)
-    graph.replay()
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 1)]
-    for mark in marks[:-1]:
-        mark.record()
-        graph.replay()
-    marks[-1].record()
-    torch.cuda.synchronize()
-    took = statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(marks))
-    return 1e3 * took / (CALLS * len(steps))
+    return replayed(graph, replays) / (CALLS * len(steps))
 
 
 def compare(name: str, subject: Subject, *, plain: bool) -> Iterator[dict[str, object]]:

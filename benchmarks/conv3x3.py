@@ -110,7 +110,11 @@ def graph_of(call: Callable[[int], object], calls: int = CALLS) -> torch.cuda.CU
 
 def microseconds(call: Callable[[int], object], replays: int = 20, calls: int = CALLS) -> float:
     """Of one call: the median of `replays` replays of a graph of `calls`."""
-    graph = graph_of(call, calls)
+    return replayed(graph_of(call, calls), replays) / calls
+
+
+def replayed(graph: torch.cuda.CUDAGraph, replays: int = 20) -> float:
+    """Microseconds of a replay, the median."""
     graph.replay()
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 1)]
     for mark in marks[:-1]:
@@ -118,7 +122,7 @@ def microseconds(call: Callable[[int], object], replays: int = 20, calls: int = 
         graph.replay()
     marks[-1].record()
     torch.cuda.synchronize()
-    return 1e3 * statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(marks)) / calls
+    return 1e3 * statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(marks))
 
 
 def kinds(key: Key) -> list[str]:

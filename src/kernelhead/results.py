@@ -28,6 +28,12 @@ def environment() -> dict[str, Any]:
     }
 
 
+def hardware_name(hardware: dict[str, Any]) -> str:
+    """What `environment` found, in words: the GPU or, without one, the threads of the CPU."""
+    gpu, threads = hardware["gpu"], hardware["threads"]
+    return str(gpu or f"{threads} CPU thread{'s' * (threads != 1)}")
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file to write in place of `path`, which is there afterwards whole, or as it was before."""

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from kernelhead.backbones.conv3x3 import TRITON
 from kernelhead.ops.modes import transformed
-from kernelhead.ops.precision import autocast_enabled, without_autocast
+from kernelhead.ops.precision import autocast_dtype, without_autocast
 
 
 class GaussianKervolution2d(nn.Conv2d):
@@ -53,9 +53,7 @@ class GaussianKervolution2d(nn.Conv2d):
 
     def _dtype(self, images: Tensor) -> torch.dtype:
         """Of the result."""
-        if self.weight.dtype != torch.float64 and autocast_enabled(images.device.type):
-            return torch.get_autocast_dtype(images.device.type)
-        return self.weight.dtype
+        return autocast_dtype(self.weight.dtype, images.device.type)
 
     def extra_repr(self) -> str:
         gamma = math.exp(self.log_gamma.item()) if self.log_gamma.device.type != "meta" else math.nan

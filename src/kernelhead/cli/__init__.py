@@ -7,7 +7,16 @@ import traceback
 import warnings
 from types import FrameType
 
-from kernelhead.cli import bench, compare, data, export, inspect, report, reproduce, train  # noqa: F401  (each adds its verbs)
+from kernelhead.cli import (  # noqa: F401  (each adds its verbs)
+    bench,
+    compare,
+    data,
+    export,
+    inspect,
+    report,
+    reproduce,
+    train,
+)
 from kernelhead.cli._console import app, say
 
 

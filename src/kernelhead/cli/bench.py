@@ -39,7 +39,7 @@ def bench(
         raise ValueError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
     import torch
 
-    from kernelhead.results import environment
+    from kernelhead.results import environment, hardware_name
     from kernelhead.timing import Problem, measure
     from kernelhead.train.job import choose_device
 
@@ -57,8 +57,8 @@ def bench(
         print(json.dumps({**found, **environment()}, indent=1))
         return
     hardware = environment()["hardware"]
-    threads = f"{hardware['threads']} CPU thread{'s' * (hardware['threads'] != 1)}"
-    _show(problem, costs, f"{dtype}, {hardware['gpu'] if where.type == 'cuda' else threads}, torch {torch.__version__}")
+    used = hardware if where.type == "cuda" else {**hardware, "gpu": None}
+    _show(problem, costs, f"{dtype}, {hardware_name(used)}, torch {torch.__version__}")
 
 
 def _show(problem: "Problem", costs: "list[Cost]", where: str) -> None:

@@ -1,16 +1,12 @@
 """SOP, the paper's third baseline: bilinear pooling (Lin et al., ICCV 2015)."""
 
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor, nn
 
 from kernelhead.heads._leaf import Leaf
 from kernelhead.heads._places import as_places, check_sizes
-from kernelhead.ops.modes import transformed
-from kernelhead.ops.precision import autocast_enabled, real_dtype, unit_norm, without_autocast
-
-TRITON = find_spec("triton") is not None
+from kernelhead.ops.modes import runs_kernels, transformed
+from kernelhead.ops.precision import autocast_dtype, real_dtype, unit_norm, without_autocast
 
 
 class SecondOrderHead(Leaf):
@@ -44,9 +40,8 @@ class SecondOrderHead(Leaf):
 
     def _embed(self, places: Tensor) -> Tensor:
         """Places (N, L, D) -> (N, D * D), in the precision of the linear layer."""
-        dtype, device = self.classifier.weight.dtype, places.device
-        if dtype != torch.float64 and autocast_enabled(device.type):
-            dtype = torch.get_autocast_dtype(device.type)
+        device = places.device
+        dtype = autocast_dtype(self.classifier.weight.dtype, device.type)
         if _has_kernels(device):
             from kernelhead.ops import second_order as ops
 
@@ -66,9 +61,4 @@ class SecondOrderHead(Leaf):
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _has_kernels(device: torch.device) -> bool:
     """Whether those of `kernelhead.ops.second_order` run there, and would be right."""
-    return (
-        device.type == "cuda"
-        and TRITON
-        and torch.cuda.get_device_capability(device) >= (8, 0)  # bfloat16
-        and not transformed()
-    )
+    return runs_kernels(device) and not transformed()

@@ -16,14 +16,13 @@ backward), the same quantity is written as plain differentiable operations, `_co
 
 from collections.abc import Sequence
 from functools import lru_cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernelhead import kernels
-from kernelhead.ops.modes import transformed
+from kernelhead.ops.modes import runs_kernels, transformed
 from kernelhead.ops.precision import (
     autocast_enabled,
     product_dtypes,
@@ -78,15 +77,7 @@ def _is_pooled(features: Tensor, weight: Tensor, alpha: Tensor, dtype: torch.dty
         and alpha.shape[0] - kernels.END_POINTS - 1 <= HIGHEST
         and features.numel() > 0
         and type(features) is Tensor  # a fake tensor has nothing to read
-        and _has_kernels(features.device)
-    )
-
-
-@lru_cache
-def _has_kernels(device: torch.device) -> bool:
-    """Whether `kernel_pool` runs there: on CUDA, where it multiplies bfloat16, and where triton is installed."""
-    return (
-        device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0) and find_spec("triton") is not None
+        and runs_kernels(features.device)
     )
 
 

@@ -17,6 +17,11 @@ def autocast_enabled(device: str) -> bool:
     return device != "meta" and torch.is_autocast_enabled(device)
 
 
+def autocast_dtype(dtype: torch.dtype, device: str) -> torch.dtype:
+    """What autocast makes of products in `dtype`; it leaves float64 alone."""
+    return torch.get_autocast_dtype(device) if dtype != torch.float64 and autocast_enabled(device) else dtype
+
+
 def without_autocast(device: str) -> AbstractContextManager[None]:
     """A block in which nothing on `device` is autocast."""
     return torch.autocast(device, enabled=False) if autocast_enabled(device) else nullcontext()

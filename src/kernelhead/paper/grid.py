@@ -13,6 +13,7 @@ import numpy as np
 from kernelhead.paper.recipe import Cell, Experiment, Protocol, Recipe, paper_number
 from kernelhead.paper.store import Store
 from kernelhead.paper.table import NOT_RUN, Table, mean_and_deviation, paired_difference
+from kernelhead.results import hardware_name
 
 DIVERGED = "diverged"
 OURS = {"paper": "paper's protocol", "tuned": "tuned"}
@@ -221,7 +222,7 @@ def _notes(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) 
             f"training images by one training each (seed 0{_shorter(protocol, store)}), then trained on all; batch "
             f"{protocol.batch_size}."
         )
-    hardware = {_hardware(result) for result in _all(experiment, store, protocols)}
+    hardware = {hardware_name(result["hardware"]) for result in _all(experiment, store, protocols)}
     if hardware:
         notes.append(f"Run on {', '.join(sorted(hardware))}.")
     left_out = {
@@ -245,8 +246,3 @@ def _all(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) ->
         for protocol in protocols
         for result in store.results(cell.recipe, protocol).values()
     ]
-
-
-def _hardware(result: dict[str, Any]) -> str:
-    gpu, threads = (result["hardware"][name] for name in ("gpu", "threads"))
-    return str(gpu or f"{threads} CPU thread{'s' * (threads != 1)}")

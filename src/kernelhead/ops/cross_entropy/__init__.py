@@ -14,7 +14,7 @@ from torch import Tensor
 from kernelhead.ops.cross_entropy import autograd
 from kernelhead.ops.cross_entropy.blocks import Settings
 from kernelhead.ops.modes import transformed
-from kernelhead.ops.precision import autocast_enabled, real_dtype, without_autocast
+from kernelhead.ops.precision import autocast_dtype, real_dtype, without_autocast
 
 BACKENDS = ("auto", "eager", "chunked", "triton")
 MODES = ("auto", "speed", "memory")
@@ -66,10 +66,7 @@ def fused_nll(
 
 def product_dtype(features: Tensor, weight: Tensor) -> torch.dtype:
     """The precision of matrix products between features and weight, as autocast has it."""
-    dtype = torch.promote_types(features.dtype, weight.dtype)
-    if dtype != torch.float64 and autocast_enabled(features.device.type):
-        return torch.get_autocast_dtype(features.device.type)
-    return dtype
+    return autocast_dtype(torch.promote_types(features.dtype, weight.dtype), features.device.type)
 
 
 def choose(features: Tensor, weight: Tensor) -> str:
