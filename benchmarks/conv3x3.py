@@ -1,30 +1,25 @@
 """The 3x3 convolutions of CIFAR ResNets against cuDNN's: microseconds of value, dL/dx and dL/dweight at batch 128.
 
-    python benchmarks/conv3x3.py [--json results/bench/conv3x3.json] [--search] [--network 20]
+    python benchmarks/conv3x3.py [--json results/bench/conv3x3.json] [--network 20]
 
 Each time is that of a call within a CUDA graph of 20, each on an input of its own; the median of its replays. cuDNN's
 (with cudnn.benchmark) include what autocast adds: rounding the weight before, widening its gradient after. The floor is
 the time to read inputs and write outputs once at 4 TB/s. Errors are relative to float64 on the same rounded inputs.
 
---search tries launch configurations and prints the tables of kernelhead.ops.conv3x3 with the best. --network times a
-compiled training step of a whole ResNet, with nn.Conv2d and with Conv3x3, then fused with what follows it.
+--network times a compiled training step of a whole ResNet, with nn.Conv2d and with Conv3x3, then fused with what
+follows it. How the kernels are launched is chosen by benchmarks/conv_search.py.
 """
 
 import argparse
 import itertools
 import json
 import math
-import multiprocessing
-import random
 import statistics
-import time
 import traceback
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import triton
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -39,7 +34,6 @@ TABLES = {"forward": ops.FORWARD, "dgrad": ops.DGRAD, "wgrad": ops.WGRAD}
 BYTES_PER_SECOND = 4e12
 
 Key = tuple[int, int, int]
-Configuration = ops.Tiles | ops.Parts
 
 
 class Layer:
@@ -151,93 +145,6 @@ def compare() -> list[dict[str, object]]:
     return rows
 
 
-def candidates(kind: str, key: Key) -> Iterator[Configuration]:
-    """Configurations worth trying, as far as their tiles fit."""
-    channels, out, stride = key
-    if kind == "wgrad":
-        widths = [out] if out == 16 else [out, out // 2]
-        for columns, width, block, warps, stages in itertools.product(
-            (1, 3), widths, (32, 64, 128, 256), (4, 8), (1, 2, 3, 4)
-        ):
-            if 64 <= block * columns * channels // 16 <= 2048 and stages != 2:
-                for parts in (16, 32, 64, 128, 256):
-                    yield ops.Parts(columns, width, block, parts, warps, stages)
-        return
-    source, target = (channels, out) if kind == "forward" else (out, channels)
-    for group, block, warps, stages in itertools.product((1, 2, 4), (32, 64, 128, 256), (4, 8), (1, 2, 3, 4)):
-        reach = group // 2 + 1 if kind == "dgrad" and stride == 2 else stride * (group - 1) + 3
-        for columns in (1, triton.next_power_of_2(reach)):
-            small = group * target <= 128 and columns * source <= 256 and 64 <= block * group <= 512
-            staged = 2 * stages * columns * source * (block + 2 * group * target)  # bytes; weights are float32
-            rounds = 3 * triton.cdiv(reach, columns)
-            if group >= (stride if kind == "dgrad" else 1) and small and staged < 200_000 and stages <= rounds:
-                yield ops.Tiles(group, columns, block, warps, stages)
-
-
-def compile_one(kind: str, key: Key, how: Configuration) -> None:
-    """In a process of its own: leaves the compiled kernel in Triton's cache on the disk."""
-    TABLES[kind][key] = how
-    Layer(key, copies=1).ours(kind)
-
-
-def kernel_of(how: Configuration) -> Configuration:
-    """The same for configurations that share a compiled kernel: the number of parts is no matter to it."""
-    return how._replace(parts=64) if isinstance(how, ops.Parts) else how
-
-
-def search(seconds: float) -> None:
-    """Compile on all cores what fits in two thirds of the time, time it one by one, print the best as tables."""
-    started = time.perf_counter()
-    work = [(kind, key, how) for key in SHAPES for kind in kinds(key) for how in candidates(kind, key)]
-    random.Random(0).shuffle(work)
-    jobs = list(dict.fromkeys((kind, key, kernel_of(how)) for kind, key, how in work))
-    print(f"{len(work)} configurations, {len(jobs)} kernels to compile", flush=True)
-    compiled: set[tuple[object, ...]] = set()
-    workers = min(14, multiprocessing.cpu_count())
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = {job: pool.submit(compile_one, *job) for job in jobs}
-        for job, future in futures.items():
-            try:
-                future.result(timeout=max(0.0, started + 0.6 * seconds - time.perf_counter()))
-                compiled.add(job)
-            except TimeoutError:
-                future.cancel()
-            except Exception as failure:
-                print(f"  {job}: {type(failure).__name__} {str(failure)[:100]}", flush=True)
-    print(f"{len(compiled)} compiled after {time.perf_counter() - started:.0f} s", flush=True)
-
-    best: dict[tuple[str, Key], list[tuple[float, Configuration]]] = {}
-    layers = {key: Layer(key) for key in SHAPES}
-    exact = {(kind, key): layers[key].exact(kind) for key in SHAPES for kind in kinds(key)}
-    for kind, key, how in work:
-        if (kind, key, kernel_of(how)) not in compiled:
-            continue
-        if time.perf_counter() - started > seconds:
-            break
-        kept = TABLES[kind][key]
-        TABLES[kind][key] = how
-        try:
-            if error(layers[key].ours(kind), exact[kind, key]) > 1e-2:
-                raise ValueError("wrong result")
-            took = microseconds(lambda i, kind=kind, key=key: layers[key].ours(kind, i), replays=5)
-            best.setdefault((kind, key), []).append((took, how))
-        except Exception as failure:
-            print(f"  {kind} {key} {how}: {type(failure).__name__} {str(failure)[:100]}", flush=True)
-        TABLES[kind][key] = kept
-    for kind, table in TABLES.items():
-        print(f"{kind.upper()} = {{")
-        for key in table:
-            ranked = sorted(best.get((kind, key), []))
-            if ranked:
-                table[key] = ranked[0][1]
-                others = "; ".join(f"{took:.2f} {tuple(how)}" for took, how in ranked[1:4])
-                values = ", ".join(map(str, ranked[0][1]))
-                print(f"    {key}: {type(ranked[0][1]).__name__}({values}),  # {ranked[0][0]:.2f} us of {len(ranked)}")
-                print(f"    #   {others}")
-        print("}", flush=True)
-    print(f"search took {time.perf_counter() - started:.0f} s", flush=True)
-
-
 def network(depth: int) -> dict[str, float]:
     """Milliseconds of a compiled training step of a ResNet under bfloat16 autocast, in a CUDA graph."""
     times, losses = {}, {}
@@ -272,15 +179,11 @@ def network(depth: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--search", action="store_true")
-    parser.add_argument("--seconds", type=float, default=100, help="for the search")
     parser.add_argument("--network", type=int, metavar="DEPTH")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
-    if options.search:
-        search(options.seconds)
     result: dict[str, object] = {"environment": environment(), "layers": compare()}
     if options.network:
         result["network_ms"] = network(options.network)

@@ -18,12 +18,13 @@ from kernelhead.backbones.conv3x3 import Conv3x3
 CHANNELS = [(3, 16, 1), (16, 16, 1), (16, 32, 2), (32, 32, 1), (32, 64, 2), (64, 64, 1)]  # in, out, stride
 SIZES = [(2, 8, 8), (3, 5, 7), (1, 1, 3)]  # N, H, W
 CASES = [f"{channels} {size}" for channels, size in itertools.product(CHANNELS, SIZES)]
+FEW = {f"{channels} by few programs": channels for channels in CHANNELS[:3]}
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 
 
 @needs_triton
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *FEW])
 def test_value_and_gradients(found, case):
     here = found[case]
     # One rounding to bfloat16 of a value that float32 sums gave; the interpreter cuts where a GPU rounds.
@@ -93,6 +94,7 @@ def test_module_under_autocast_and_compile():
 
 def main():
     from interpreter import choose_device
+    from launches import few_programs
 
     device = choose_device()
     from kernelhead.ops.conv3x3 import conv3x3, supported
@@ -130,6 +132,8 @@ def main():
 
     torch.manual_seed(0)
     found = {f"{channels} {size}": examine(channels, size) for channels, size in itertools.product(CHANNELS, SIZES)}
+    with few_programs():
+        found |= {case: examine(channels, SIZES[1]) for case, channels in FEW.items()}
     x, weight = torch.randn(3, 16, 20, 12, device=device), torch.randn(16, 16, 3, 3, device=device)
     leaf, master = x.requires_grad_(), weight.requires_grad_()
     runs = [torch.autograd.grad(conv3x3(leaf, master).sum(), (leaf, master), create_graph=True) for _ in range(2)]

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from kernelhead.backbones._base import Backbone, initialize
-from kernelhead.backbones.conv3x3 import Conv3x3, conv_norm
+from kernelhead.backbones.conv3x3 import Conv3x3, basic_block, conv_norm
 from kernelhead.backbones.kervolution import GaussianKervolution2d
 
 KERVOLUTION = (None, "first", "all")
@@ -24,12 +24,10 @@ class BasicBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(channels)
         self.conv2 = _convolution(channels, channels, 1, kervolution)
         self.bn2 = nn.BatchNorm2d(channels)
-        self.stride = stride
         self.rectified = rectified
 
     def forward(self, x: Tensor) -> Tensor:
-        between = conv_norm(self.conv1, self.bn1, x)
-        return conv_norm(self.conv2, self.bn2, between, x, shortcut_stride=self.stride, rectified=self.rectified)
+        return basic_block(self.conv1, self.bn1, self.conv2, self.bn2, x, rectified=self.rectified)
 
 
 class CifarResNet(Backbone):

@@ -1,7 +1,7 @@
 """nn.Conv2d that takes the kernels of `kernelhead.ops` where they apply, alone and with what follows it in a ResNet."""
 
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +9,9 @@ from torch.nn import functional as F
 
 from kernelhead.backbones._base import rectify
 from kernelhead.ops.precision import autocast_enabled
+
+if TYPE_CHECKING:
+    from kernelhead.ops.conv_norm import Layer
 
 TRITON = find_spec("triton") is not None  # imported where it is used: `import kernelhead` does without
 
@@ -58,44 +61,66 @@ class Conv3x3(nn.Conv2d):
         return torch.promote_types(x.dtype, self.weight.dtype)
 
 
-def conv_norm(
-    conv: nn.Conv2d,
-    norm: nn.BatchNorm2d,
-    x: Tensor,
-    shortcut: Tensor | None = None,
-    *,
-    shortcut_stride: int = 1,
-    rectified: bool = True,
-) -> Tensor:
-    """relu(norm(conv(x)) + shortcut), the last two as asked for; in training on CUDA, where it can, in few kernels.
+def conv_norm(conv: nn.Conv2d, norm: nn.BatchNorm2d, x: Tensor, *, rectified: bool = True) -> Tensor:
+    """norm(conv(x)), rectified if that is wanted; in training on CUDA, where it can, in few kernels.
 
-    x (N, C_in, H, W) -> (N, C_out, H', W'). The shortcut (N, C, H'', W'') is parameter-free: every shortcut_stride-th
-    place of it, and zeros for the channels that it lacks, half of them before and half of them after its own.
+    x (N, C_in, H, W) -> (N, C_out, H', W').
     """
-    if isinstance(conv, Conv3x3) and _is_usual(norm) and conv.has_kernels(x):
+    if _has_kernels(conv, norm, x):
         from kernelhead.ops import conv_norm as ops
 
-        if ops.supported(x, conv.weight, conv.stride[0], shortcut, shortcut_stride):
-            own: dict[str, Any] = {
-                "scale": norm.weight,
-                "bias": norm.bias,
-                "running_mean": norm.running_mean,
-                "running_var": norm.running_var,
-                "batches": norm.num_batches_tracked,
-                "momentum": norm.momentum,
-                "eps": norm.eps,
-                "stride": conv.stride[0],
-                "tickets": conv.tickets,
-            }
-            return ops.conv_norm(x, conv.weight, shortcut, shortcut_stride=shortcut_stride, rectified=rectified, **own)
-    features: Tensor = norm(conv(x))
-    if shortcut is not None:
-        new_channels = features.shape[1] - shortcut.shape[1]
-        if shortcut_stride > 1 or new_channels:
-            padding = (0, 0, 0, 0, new_channels // 2, new_channels - new_channels // 2)
-            shortcut = F.pad(shortcut[:, :, ::shortcut_stride, ::shortcut_stride], padding)
-        features = features + shortcut
-    return rectify(features, rectified)
+        if ops.supported(x, conv.weight, conv.stride[0]):
+            return ops.conv_norm(x, _layer(conv, norm), rectified=rectified)
+    return rectify(norm(conv(x)), rectified)
+
+
+def basic_block(
+    conv1: nn.Conv2d,
+    norm1: nn.BatchNorm2d,
+    conv2: nn.Conv2d,
+    norm2: nn.BatchNorm2d,
+    x: Tensor,
+    *,
+    rectified: bool = True,
+) -> Tensor:
+    """norm2(conv2(relu(norm1(conv1(x))))) + shortcut, rectified if that is wanted; in few kernels as `conv_norm`.
+
+    x (N, C_in, H, W) -> (N, C_out, H', W'). The shortcut is parameter-free: the places of x that conv1's stride takes,
+    and zeros for the channels that it lacks, half of them before and half of them after its own.
+    """
+    stride = conv1.stride[0]
+    if _has_kernels(conv1, norm1, x) and _has_kernels(conv2, norm2, x) and conv2.stride == (1, 1):
+        from kernelhead.ops import basic_block as ops
+
+        if ops.supported(x, conv1.weight, conv2.weight, stride):
+            return ops.basic_block(x, _layer(conv1, norm1), _layer(conv2, norm2), rectified=rectified)
+    features = conv_norm(conv2, norm2, conv_norm(conv1, norm1, x), rectified=False)
+    new_channels = features.shape[1] - x.shape[1]
+    if stride > 1 or new_channels:
+        x = F.pad(x[:, :, ::stride, ::stride], (0, 0, 0, 0, new_channels // 2, new_channels - new_channels // 2))
+    return rectify(features + x, rectified)
+
+
+def _has_kernels(conv: nn.Conv2d, norm: nn.BatchNorm2d, x: Tensor) -> bool:
+    return isinstance(conv, Conv3x3) and _is_usual(norm) and conv.has_kernels(x)
+
+
+def _layer(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> "Layer":
+    from kernelhead.ops.conv_norm import Layer
+
+    own: dict[str, Any] = {
+        "weight": conv.weight,
+        "scale": norm.weight,
+        "bias": norm.bias,
+        "running_mean": norm.running_mean,
+        "running_var": norm.running_var,
+        "batches": norm.num_batches_tracked,
+        "tickets": conv.tickets,
+        "momentum": norm.momentum,
+        "eps": norm.eps,
+        "stride": conv.stride[0],
+    }
+    return Layer(**own)
 
 
 def _is_usual(norm: nn.BatchNorm2d) -> bool:

@@ -1,0 +1,23 @@
+"""Other launches of the convolutions than those of their tables, for the tests of their kernels."""
+
+from contextlib import contextmanager
+
+
+@contextmanager
+def few_programs():
+    """Let two programs take everything, in small blocks: several for each, the last of them not full."""
+    from kernelhead.ops import conv3x3, conv_norm
+
+    small = [(table, {"block": 16, "blocks": 99}) for table in (conv3x3.FORWARD, conv3x3.DGRAD)]
+    small += [(table, {"elements": 512, "blocks": 99}) for table in (conv_norm.NORMALIZE, conv_norm.BACKWARD)]
+    small += [(conv3x3.WGRAD, {"block": 16, "parts": 2}), (conv_norm.SUMS, {"elements": 512, "parts": 2})]
+    kept = [dict(table) for table, _ in small]
+    programs, conv3x3.PROGRAMS = conv3x3.PROGRAMS, 2
+    for table, changes in small:
+        table.update({key: how._replace(**changes) for key, how in table.items()})
+    try:
+        yield
+    finally:
+        conv3x3.PROGRAMS = programs
+        for (table, _), before in zip(small, kept, strict=True):
+            table.update(before)
