@@ -49,10 +49,26 @@ def test_second_order():
     expected = []
     for sample in tokens.numpy():
         moment = sum(np.outer(place, place) for place in sample) / len(sample)
-        rooted = np.sign(moment) * np.sqrt(np.abs(moment))
+        moment /= np.trace(moment) / D
+        rooted = moment / np.sqrt(np.abs(moment) + 1e-5)
         expected.append(n["classifier.weight"] @ (rooted / np.linalg.norm(rooted)).ravel() + n["classifier.bias"])
-    np.testing.assert_allclose(head(maps).detach(), expected, rtol=0, atol=1e-6)
-    np.testing.assert_allclose(head(tokens).detach(), expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(head(maps).detach(), expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(head(tokens).detach(), expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(head(1e-3 * tokens).detach(), expected, rtol=0, atol=1e-12)
+
+
+def test_second_order_has_no_steep_gradients_where_a_moment_vanishes():
+    """Two features that never meet have the moment 0, where the signed root itself is infinitely steep."""
+    head, _ = make("second_order")
+    x = torch.zeros(2, D, dtype=torch.float64)
+    x[0, 0] = x[1, 1] = 1
+    tokens = x[None].requires_grad_()
+    slope = torch.autograd.grad(head(tokens)[0, 0], tokens)[0]
+    with torch.no_grad():
+        shift = 1e-9 * slope / slope.norm()
+        difference = (head(tokens + shift) - head(tokens - shift))[0, 0] / 2e-9
+    assert slope.norm() == pytest.approx(difference.item(), rel=1e-3)
+    assert slope.norm() < 1e-5**-0.5 * head.classifier.weight[0].norm()
 
 
 def test_second_order_survives_half_precision_features_whose_squares_overflow():

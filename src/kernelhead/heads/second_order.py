@@ -1,5 +1,7 @@
 """SOP, the paper's third baseline: bilinear pooling (Lin et al., ICCV 2015)."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -8,13 +10,18 @@ from kernelhead.heads._places import as_places, check_sizes
 from kernelhead.ops.modes import runs_kernels, transformed
 from kernelhead.ops.precision import autocast_dtype, real_dtype, unit_norm, without_autocast
 
+# x / sqrt(|x| + EPS) is the signed root without its infinite slope at 0, for moments whose diagonal has the mean 1. Of
+# the half a million moments of a batch some are always next to 0: with 1e-10 one of them ruined a network every few
+# thousand steps.
+EPS = 1e-5
+
 
 class SecondOrderHead(Leaf):
     """The mean of f f^T over places, signed square root, L2 normalisation, linear layer on its D x D entries.
 
-    Map (N, D, H, W) or tokens (N, L, D) -> logits (N, C). The pooling runs in float32 at least: products of
-    half-precision features overflow. On CUDA those of at most 128 features go through `kernelhead.ops.second_order`,
-    whose gradients cannot be differentiated again.
+    Map (N, D, H, W) or tokens (N, L, D) -> logits (N, C). The same for features of any scale. The pooling runs in
+    float32 at least: products of half-precision features overflow. On CUDA those of at most 128 features go through
+    `kernelhead.ops.second_order`, whose gradients cannot be differentiated again.
     """
 
     pools = True
@@ -46,12 +53,12 @@ class SecondOrderHead(Leaf):
             from kernelhead.ops import second_order as ops
 
             if ops.supported(places, dtype):
-                return ops.second_order(places, dtype)
+                return ops.second_order(places, dtype, EPS)
         with without_autocast(device.type):
             places = places.to(real_dtype(places.dtype))
-            second_moments = (places.mT @ places / places.shape[1]).flatten(1)
-            # x / sqrt(|x| + eps) is the signed root without its infinite slope at 0.
-            rooted = second_moments * torch.rsqrt(second_moments.abs() + 1e-10)
+            scaled = places / (unit_norm(places.flatten(1))[..., None] / math.sqrt(self.in_features))
+            second_moments = (scaled.mT @ scaled).flatten(1)
+            rooted = second_moments * torch.rsqrt(second_moments.abs() + EPS)
             return (rooted / unit_norm(rooted)).to(dtype)
 
     def extra_repr(self) -> str:

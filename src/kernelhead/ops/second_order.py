@@ -1,11 +1,11 @@
 """Second-order pooling of half-precision maps on CUDA, in one Triton kernel each way. Needs triton.
 
-    S = X^T X / L,  r = S / sqrt(|S| + eps),  e = r / |r|
+    S = X^T X / (L t),  r = S / sqrt(|S| + eps),  e = r / |r|
 
-for each sample X (L, D) of L places. A program has a sample: its D x D moments never leave the registers, and are
-computed again backward, where with c = (g - <g, e> e) / |r| and slope r'(S),
+for each sample X (L, D) of L places and mean square t. A program has a sample: its D x D moments never leave the
+registers, and are computed again backward, where with c = (g - <g, e> e) / |r| and slope r'(S),
 
-    dL/dX = X (c r' + (c r')^T) / L
+    A = c r' + (c r')^T,  dL/dX = X (A - <A, S> / D) / (L t)
 
 Products of half-precision features are exact in float32, in which they are added up. Those of the gradient are of
 bfloat16, whatever the features are: slopes go up to 1 / sqrt(eps). There are no sums across programs: the same numbers
@@ -24,8 +24,8 @@ from torch.library import custom_op
 
 WIDEST = 128  # features: the moments are a tile in registers
 PLACES = 64  # of a product, at most
-WARPS = {64: (4, 8), 128: (8, 16)}  # forward and backward, by width up to it: no spills on sm_90
-EPS = 1e-10  # x / sqrt(|x| + EPS) is the signed root without its infinite slope at 0
+WARPS = {64: (4, 8), 128: (8, 16)}  # forward and backward, by width up to it: for few spills on sm_90
+TINY = tl.constexpr(2.0**-126)  # mean squares below it are zero
 
 
 def supported(places: Tensor, dtype: torch.dtype) -> bool:
@@ -34,13 +34,13 @@ def supported(places: Tensor, dtype: torch.dtype) -> bool:
     return places.dtype in half and dtype in (*half, torch.float32) and places.shape[2] <= WIDEST and places.numel() > 0
 
 
-def second_order(places: Tensor, dtype: torch.dtype) -> Tensor:
+def second_order(places: Tensor, dtype: torch.dtype, eps: float) -> Tensor:
     """The mean of f f^T over places, signed square root, unit length: in float32, given in `dtype`.
 
     places (N, L, D), half precision and of any strides -> (N, D * D). A sample of zeros has a zero embedding and a
     zero gradient. What is beyond `supported` has no kernel. Gradients cannot be differentiated again.
     """
-    embedding: Tensor = _forward(places, dtype)
+    embedding: Tensor = _forward(places, dtype, eps)
     return embedding
 
 
@@ -55,12 +55,17 @@ def _chunk(begin, places, width, stride_place, stride_feature, PLACES: tl.conste
 
 @triton.jit
 def _moments(x, places, width, stride_place, stride_feature, PLACES: tl.constexpr, WIDTH: tl.constexpr):
+    """Of features that are scaled to a mean square of 1; and one over the mean square, 0 for zeros."""
     total = tl.zeros((WIDTH, WIDTH), tl.float32)
     for begin in range(0, places, PLACES):
         at, exists = _chunk(begin, places, width, stride_place, stride_feature, PLACES, WIDTH)
         f = tl.load(x + at, mask=exists, other=0.0)
         total = tl.dot(tl.trans(f), f, total)
-    return total * (1.0 / places)
+    total *= 1.0 / places
+    d = tl.arange(0, WIDTH)
+    square = tl.sum(tl.sum(tl.where(d[:, None] == d[None, :], total, 0.0), 1), 0) / width
+    inverse = tl.where(square < TINY, 0.0, 1.0 / square)
+    return total * inverse, inverse
 
 
 @triton.jit
@@ -84,7 +89,7 @@ def _forward_kernel(
     WIDTH: tl.constexpr,
 ):
     n = tl.program_id(0).to(tl.int64)
-    s = _moments(x + n * stride_sample, places, width, stride_place, stride_feature, PLACES, WIDTH)
+    s, _ = _moments(x + n * stride_sample, places, width, stride_place, stride_feature, PLACES, WIDTH)
     rooted = s * (1.0 / tl.sqrt(tl.abs(s) + EPS))
     embedding = rooted * _unit(rooted)
     d = tl.arange(0, WIDTH)
@@ -112,9 +117,8 @@ def _backward_kernel(
 ):
     n = tl.program_id(0).to(tl.int64)
     x += n * stride_sample
-    s = _moments(x, places, width, stride_place, stride_feature, PLACES, WIDTH)
-    size = tl.abs(s)
-    inverse = 1.0 / tl.sqrt(size + EPS)
+    s, scale = _moments(x, places, width, stride_place, stride_feature, PLACES, WIDTH)
+    inverse = 1.0 / tl.sqrt(tl.abs(s) + EPS)
     rooted = s * inverse
     unit = _unit(rooted)
     d = tl.arange(0, WIDTH)
@@ -122,8 +126,10 @@ def _backward_kernel(
     g = tl.load(gradient + n * width * width + d[:, None] * width + d[None, :], mask=within, other=0.0)
     g = g.to(tl.float32) + tl.trans(g).to(tl.float32)  # the moments are symmetric: so is all that follows
     along = tl.sum(tl.sum(g * rooted, 1), 0) * unit
-    slope = inverse * inverse * inverse * (0.5 * size + EPS)
-    slope = ((g - rooted * (along * unit)) * slope * (unit / places)).to(tl.bfloat16)
+    slope = inverse * inverse * inverse * (0.5 * tl.abs(s) + EPS)
+    slope = (g - rooted * (along * unit)) * slope * (unit / places * scale)
+    along = tl.sum(tl.sum(slope * s, 1), 0) / width  # the embedding is the same for features of any scale
+    slope = (slope - tl.where(d[:, None] == d[None, :], along, 0.0)).to(tl.bfloat16)
     for begin in range(0, places, PLACES):
         at, exists = _chunk(begin, places, width, stride_place, stride_feature, PLACES, WIDTH)
         f = tl.load(x + at, mask=exists, other=0.0).to(tl.bfloat16)
@@ -132,40 +138,47 @@ def _backward_kernel(
 
 
 @custom_op("kernelhead::second_order", mutates_args=())
-def _forward(places: Tensor, dtype: torch.dtype) -> Tensor:
-    out: Tensor = _embedding(places, dtype)
+def _forward(places: Tensor, dtype: torch.dtype, eps: float) -> Tensor:
+    out: Tensor = _embedding(places, dtype, eps)
     samples, count, width = places.shape
     with torch.cuda.device_of(places):  # where triton launches
-        _forward_kernel[(samples,)](places, out, count, width, *places.stride(), **_options(places, 0))
+        _forward_kernel[(samples,)](places, out, count, width, *places.stride(), **_options(places, eps, 0))
     return out
 
 
 @_forward.register_fake
-def _embedding(places: Tensor, dtype: torch.dtype) -> Tensor:
+def _embedding(places: Tensor, dtype: torch.dtype, eps: float) -> Tensor:
     return places.new_empty(places.shape[0], places.shape[2] ** 2, dtype=dtype)
 
 
 @custom_op("kernelhead::second_order_backward", mutates_args=())
-def _gradient(gradient: Tensor, places: Tensor) -> Tensor:
+def _gradient(gradient: Tensor, places: Tensor, eps: float) -> Tensor:
     """With respect to the places."""
     out = torch.empty_like(places)
     samples, count, width = places.shape
     with torch.cuda.device_of(places):
         _backward_kernel[(samples,)](
-            gradient.contiguous(), places, out, count, width, *places.stride(), *out.stride(), **_options(places, 1)
+            gradient.contiguous(),
+            places,
+            out,
+            count,
+            width,
+            *places.stride(),
+            *out.stride(),
+            **_options(places, eps, 1),
         )
     return out
 
 
 @_gradient.register_fake
-def _(gradient: Tensor, places: Tensor) -> Tensor:
+def _(gradient: Tensor, places: Tensor, eps: float) -> Tensor:
     return torch.empty_like(places)
 
 
-def _options(places: Tensor, backward: int) -> dict[str, Any]:
+def _options(places: Tensor, eps: float, backward: int) -> dict[str, Any]:
     _, count, width = places.shape
     return {
-        "EPS": EPS,
+        "EPS": eps,
         "PLACES": min(PLACES, max(16, triton.next_power_of_2(count))),
         "WIDTH": max(16, triton.next_power_of_2(width)),
         "num_warps": next(warps for widest, warps in WARPS.items() if width <= widest)[backward],
@@ -173,12 +186,13 @@ def _options(places: Tensor, backward: int) -> dict[str, Any]:
     }
 
 
-def _save(ctx: Any, inputs: tuple[Tensor, torch.dtype], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[0])
+def _save(ctx: Any, inputs: tuple[Tensor, torch.dtype, float], output: Tensor) -> None:
+    places, _, ctx.eps = inputs
+    ctx.save_for_backward(places)
 
 
-def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-    return _gradient(gradient, *ctx.saved_tensors), None
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    return _gradient(gradient, *ctx.saved_tensors, ctx.eps), None, None
 
 
 _forward.register_autograd(_backward, setup_context=_save)
