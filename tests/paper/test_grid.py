@@ -178,11 +178,11 @@ def test_the_papers_arrangement(store, write):
     made = overview(EXPERIMENTS["cifar10"], store, PAPER)
     assert made.columns == ["", "SM", "LIN", "SOP", "KER", "Ours"]
     assert [row[0] for row in made.rows] == [f"ResNet-{depth}" for depth in (8, 14, 20, 32, 44, 56)]
-    assert made.rows[0][1:4] == ["81.00 ± 1.41 (2) (83.73)", "diverged (82.45)", "not run (84.03)"]
+    assert made.rows[0][1:4] == ["81.00 ± 1.41 (2) [83.73]", "diverged [82.45]", "not run [84.03]"]
     made = overview(EXPERIMENTS["beyond"], store, TUNED)
     assert made.columns[1:6] == [f"{head} CIFAR-100" for head in ("SM", "SOP", "EXP", "EXN", "Kernel")]
-    assert made.rows[5][1:6] == ["not run (71.23)", "not run (73.12)", "not run", "not run", "not run (74.10)"]
-    assert made.rows[0][7:] == ["not run (83.73)", "not run (84.03)", *2 * ["not run"], "not run (86.93)", "not run"]
+    assert made.rows[5][1:6] == ["not run [71.23]", "not run [73.12]", "not run", "not run", "not run [74.10]"]
+    assert made.rows[0][7:] == ["not run [83.73]", "not run [84.03]", *2 * ["not run"], "not run [86.93]", "not run"]
 
 
 def test_details_by_hand(store, write):

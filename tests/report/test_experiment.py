@@ -257,7 +257,7 @@ def test_documents_are_filled(tmp_path, write):
     document.write_text(f"before\n{place.format('| old |')}\nbetween <!-- not a table -->\n{place.format('')} after")
     report(tmp_path, "--fill", str(document))
     _, table = (tmp_path / "report" / "cifar10-3-epochs-paper.md").read_text().split("\n\n", 1)
-    assert "| ResNet-8 | not run (83.73) | 80.00 (82.45) |" in table
+    assert "| ResNet-8 | not run [83.73] | 80.00 [82.45] |" in table
     filled = document.read_text()
     assert filled == f"before\n{place.format(table)}\nbetween <!-- not a table -->\n{place.format(table)} after"
     report(tmp_path, "--fill", str(document))

@@ -38,7 +38,7 @@ def table(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) -
 
 
 def overview(experiment: Experiment, store: Store, protocol: Protocol) -> Table:
-    """A row of the paper's a row: ours, and in brackets the paper's where it has one."""
+    """A row of the paper's a row: ours, and in square brackets the paper's where it has one."""
     columns = list(dict.fromkeys(cell.column for cell in experiment.cells))
     cells = {(cell.row, cell.column): cell for cell in experiment.cells}
     rows = []
@@ -53,7 +53,7 @@ def overview(experiment: Experiment, store: Store, protocol: Protocol) -> Table:
 
 def _ours_and_papers(experiment: Experiment, cell: Cell, store: Store, protocol: Protocol) -> str:
     ours, (paper, _) = _ours(experiment, cell, store, protocol)[0], _paper(experiment, cell)
-    return f"{ours} ({paper})" if paper else ours
+    return f"{ours} [{paper}]" if paper else ours
 
 
 def details(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) -> Table:
