@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from kernelhead.cli import app
 from kernelhead.paper import EXPERIMENTS
+from kernelhead.paper.beyond import HEADS
 from kernelhead.paper.store import Store
 from kernelhead.report.chart import BarChart
 from kernelhead.report.experiment import section
@@ -189,6 +190,21 @@ def test_charts_of_a_table(reported, name):
         for chart in curves:
             assert [series.label for series in chart.series] == labels
             assert all(list(series.y) == [4.0 / (epoch + 1) for epoch in range(EPOCHS)] for series in chart.series)
+    over_depth = [chart for chart in lines if "over depth" in chart.title]
+    assert len(over_depth) == {"cifar10": 1, "cifar100": 1, "beyond": 2}.get(name, 0)
+    for chart in over_depth:
+        assert all(list(series.x) == [8, 14, 20, 32, 44, 56] for series in chart.series)
+    if name == "cifar100":
+        (chart,) = over_depth
+        assert [series.label for series in chart.series][::2] == ["SM", "LIN", "SOP", "KER", "Ours"]
+        ours, papers = chart.series[-2:]
+        assert list(papers.y) == [58.27, 66.67, 69.33, 71.30, 73.20, 74.10]
+        store, protocol = Store(runs, EPOCHS), experiment.protocols["paper"]
+        cells = [cell for cell in experiment.cells if cell.column == "Ours"]
+        results = [store.results(cell.recipe, protocol).values() for cell in cells]
+        assert list(ours.y) == pytest.approx([sum(r["accuracy"] for r in own) / len(own) for own in results])
+    if name == "beyond":
+        assert [series.label for series in over_depth[0].series if not series.dashed] == list(HEADS)
     (kernel_chart,) = kernels
     labels = [series.label for series in kernel_chart.series]
     learned = [c for c in experiment.cells if c.recipe.head == "kernel" and "kernel" not in c.recipe.head_options]

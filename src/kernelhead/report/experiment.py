@@ -1,9 +1,11 @@
 """The table of an experiment on images, with its charts.
 
-Training curves and learned kernels; accuracy over labels, or over the size of a head, where a table is about that.
+Training curves and learned kernels; accuracy over labels, over depth or over the size of a head, where a table is about
+that.
 """
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,7 +33,7 @@ def section(experiment: Experiment, store: Store, protocols: Sequence[Protocol])
         elif experiment is SATURATION:
             charts.append(_over_size(first, store, protocol))
         else:
-            charts += _curves(first, protocol)
+            charts += [*_over_depth(experiment, store, protocol), *_curves(first, protocol)]
         charts += _kernels(first, protocol)
     return Section(table(experiment, store, protocols), charts)
 
@@ -85,15 +87,40 @@ def _over_labels(experiment: Experiment, store: Store, protocol: Protocol) -> li
             label = column.removesuffix(f" {network}")
             cells = [cell for cell in own if cell.column == column and cell.recipe.subset is not None]
             percents = [float(cell.recipe.subset.percent) for cell in cells if cell.recipe.subset is not None]
-            ours = [_mean(list(accuracies(cell, store, protocol).values())) for cell in cells]
-            numbers = [paper_number(experiment.name, cell) for cell in cells]
-            paper = [number if isinstance(number, float) else None for number in numbers]
-            series.append(Series(label, percents, ours))
-            if any(paper):
-                series.append(Series(f"{label} (paper)", percents, paper, dashed=True))
+            series += _ours_and_papers(label, percents, cells, experiment, store, protocol)
         title = f"Accuracy over labels, {network}, {protocol.name} protocol"
         charts.append(Chart(title, "labelled images, %", "test accuracy, %", series))
     return charts
+
+
+def _over_depth(experiment: Experiment, store: Store, protocol: Protocol) -> list[Chart | BarChart]:
+    """Accuracy over depth where the rows of a table are depths of ResNets, ours and the paper's: a chart a data set."""
+    depths = {cell.row: re.fullmatch(r"ResNet-(\d+)", cell.row) for cell in experiment.cells}
+    if len(depths) < 3 or None in depths.values():
+        return []
+    charts: list[Chart | BarChart] = []
+    for data in dict.fromkeys(cell.recipe.data for cell in experiment.cells):
+        columns: dict[str, list[Cell]] = {}
+        for cell in experiment.cells:
+            if cell.recipe.data == data:
+                columns.setdefault(cell.column, []).append(cell)
+        series = []
+        for column, cells in columns.items():
+            x = [float(cell.row.removeprefix("ResNet-")) for cell in cells]
+            series += _ours_and_papers(column.split()[0], x, cells, experiment, store, protocol)
+        title = f"Accuracy over depth, {data}, {protocol.name} protocol"
+        charts.append(Chart(title, "layers of the ResNet", "test accuracy, %", series))
+    return charts
+
+
+def _ours_and_papers(
+    label: str, x: list[float], cells: list[Cell], experiment: Experiment, store: Store, protocol: Protocol
+) -> list[Series]:
+    """A line of mean accuracies and, if there are any, a dashed one of the paper's numbers."""
+    ours = [_mean(list(accuracies(cell, store, protocol).values())) for cell in cells]
+    numbers = [paper_number(experiment.name, cell) for cell in cells]
+    paper = [number if isinstance(number, float) else None for number in numbers]
+    return [Series(label, x, ours)] + [Series(f"{label} (paper)", x, paper, dashed=True)] * any(paper)
 
 
 def _over_size(first: Runs, store: Store, protocol: Protocol) -> Chart:
