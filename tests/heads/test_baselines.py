@@ -51,7 +51,8 @@ def test_second_order():
         moment = sum(np.outer(place, place) for place in sample) / len(sample)
         moment /= np.trace(moment) / D
         rooted = moment / np.sqrt(np.abs(moment) + 1e-5)
-        expected.append(n["classifier.weight"] @ (rooted / np.linalg.norm(rooted)).ravel() + n["classifier.bias"])
+        embedding = np.sqrt(D) * rooted / np.linalg.norm(rooted)
+        expected.append(n["classifier.weight"] @ embedding.ravel() + n["classifier.bias"])
     np.testing.assert_allclose(head(maps).detach(), expected, rtol=0, atol=1e-12)
     np.testing.assert_allclose(head(tokens).detach(), expected, rtol=0, atol=1e-12)
     np.testing.assert_allclose(head(1e-3 * tokens).detach(), expected, rtol=0, atol=1e-12)
@@ -68,13 +69,13 @@ def test_second_order_has_no_steep_gradients_where_a_moment_vanishes():
         shift = 1e-9 * slope / slope.norm()
         difference = (head(tokens + shift) - head(tokens - shift))[0, 0] / 2e-9
     assert slope.norm() == pytest.approx(difference.item(), rel=1e-3)
-    assert slope.norm() < 1e-5**-0.5 * head.classifier.weight[0].norm()
+    assert slope.norm() < (D / 1e-5) ** 0.5 * head.classifier.weight[0].norm()
 
 
 def test_second_order_survives_half_precision_features_whose_squares_overflow():
     head, n = make("second_order")
     x = torch.full((1, D, 2, 2), 3e4, dtype=torch.float16)
-    expected = n["classifier.weight"].sum(1) / D + n["classifier.bias"]  # every entry of the embedding is 1 / D
+    expected = n["classifier.weight"].sum(1) / np.sqrt(D) + n["classifier.bias"]  # all entries are the same
     np.testing.assert_allclose(head(x)[0].detach(), expected, rtol=1e-6)
 
 

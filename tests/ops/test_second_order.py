@@ -39,8 +39,8 @@ def test_value_and_gradient(found, kind):
         assert errors["layouts"], name
 
 
-def test_embeddings_have_unit_length(found):
-    assert found["length"] == pytest.approx(1, abs=1e-5)
+def test_embeddings_have_the_length_of_as_many_features(found):
+    assert found["length"] == pytest.approx(17**0.5, rel=1e-5)
 
 
 def test_zero_maps_have_zero_embeddings_and_gradients(found):
@@ -115,7 +115,8 @@ def exact(places, gradient):
     length = np.linalg.norm(rooted, axis=(1, 2), keepdims=True)
     length[length == 0] = np.inf
     g = g.reshape(samples, width, width)
-    g = (g - rooted * ((g * rooted).sum((1, 2), keepdims=True) / length**2)) / length
+    length /= np.sqrt(width)
+    g = (g - rooted * ((g * rooted).sum((1, 2), keepdims=True) / (width * length**2))) / length
     # d/ds of s (|s| + eps)^-1/2
     g = g * ((np.abs(moments) + EPS) ** -0.5 - 0.5 * np.abs(moments) * (np.abs(moments) + EPS) ** -1.5)
     unscaled = np.einsum("nli,nij->nlj", x, g + g.swapaxes(1, 2)) / count / square

@@ -19,9 +19,11 @@ EPS = 1e-5
 class SecondOrderHead(Leaf):
     """The mean of f f^T over places, signed square root, L2 normalisation, linear layer on its D x D entries.
 
-    Map (N, D, H, W) or tokens (N, L, D) -> logits (N, C). The same for features of any scale. The pooling runs in
-    float32 at least: products of half-precision features overflow. On CUDA those of at most 128 features go through
-    `kernelhead.ops.second_order`, whose gradients cannot be differentiated again.
+    Map (N, D, H, W) or tokens (N, L, D) -> logits (N, C). The same for features of any scale. The linear layer is given
+    vectors of length sqrt(D), as of D features of unit variance, and takes the learning rates of a softmax head: with
+    unit length it learns D times as slowly. The pooling runs in float32 at least: products of half-precision features
+    overflow. On CUDA those of at most 128 features go through `kernelhead.ops.second_order`, whose gradients cannot be
+    differentiated again.
     """
 
     pools = True
@@ -59,7 +61,7 @@ class SecondOrderHead(Leaf):
             scaled = places / (unit_norm(places.flatten(1))[..., None] / math.sqrt(self.in_features))
             second_moments = (scaled.mT @ scaled).flatten(1)
             rooted = second_moments * torch.rsqrt(second_moments.abs() + EPS)
-            return (rooted / unit_norm(rooted)).to(dtype)
+            return (rooted * (math.sqrt(self.in_features) / unit_norm(rooted))).to(dtype)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, num_classes={self.num_classes}"

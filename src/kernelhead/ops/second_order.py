@@ -1,9 +1,9 @@
 """Second-order pooling of half-precision maps on CUDA, in one Triton kernel each way. Needs triton.
 
-    S = X^T X / (L t),  r = S / sqrt(|S| + eps),  e = r / |r|
+    S = X^T X / (L t),  r = S / sqrt(|S| + eps),  e = sqrt(D) r / |r|
 
 for each sample X (L, D) of L places and mean square t. A program has a sample: its D x D moments never leave the
-registers, and are computed again backward, where with c = (g - <g, e> e) / |r| and slope r'(S),
+registers, and are computed again backward, where with c = sqrt(D) (g - <g, r> r / |r|^2) / |r| and slope r'(S),
 
     A = c r' + (c r')^T,  dL/dX = X (A - <A, S> / D) / (L t)
 
@@ -35,7 +35,7 @@ def supported(places: Tensor, dtype: torch.dtype) -> bool:
 
 
 def second_order(places: Tensor, dtype: torch.dtype, eps: float) -> Tensor:
-    """The mean of f f^T over places, signed square root, unit length: in float32, given in `dtype`.
+    """The mean of f f^T over places, signed square root, length sqrt(D): in float32, given in `dtype`.
 
     places (N, L, D), half precision and of any strides -> (N, D * D). A sample of zeros has a zero embedding and a
     zero gradient. What is beyond `supported` has no kernel. Gradients cannot be differentiated again.
@@ -91,7 +91,7 @@ def _forward_kernel(
     n = tl.program_id(0).to(tl.int64)
     s, _ = _moments(x + n * stride_sample, places, width, stride_place, stride_feature, PLACES, WIDTH)
     rooted = s * (1.0 / tl.sqrt(tl.abs(s) + EPS))
-    embedding = rooted * _unit(rooted)
+    embedding = rooted * (_unit(rooted) * tl.sqrt(width.to(tl.float32)))
     d = tl.arange(0, WIDTH)
     within = (d < width)[:, None] & (d < width)[None, :]
     to = out + n * width * width + d[:, None] * width + d[None, :]
@@ -127,7 +127,7 @@ def _backward_kernel(
     g = g.to(tl.float32) + tl.trans(g).to(tl.float32)  # the moments are symmetric: so is all that follows
     along = tl.sum(tl.sum(g * rooted, 1), 0) * unit
     slope = inverse * inverse * inverse * (0.5 * tl.abs(s) + EPS)
-    slope = (g - rooted * (along * unit)) * slope * (unit / places * scale)
+    slope = (g - rooted * (along * unit)) * slope * (unit * tl.sqrt(width.to(tl.float32)) / places * scale)
     along = tl.sum(tl.sum(slope * s, 1), 0) / width  # the embedding is the same for features of any scale
     slope = (slope - tl.where(d[:, None] == d[None, :], along, 0.0)).to(tl.bfloat16)
     for begin in range(0, places, PLACES):
