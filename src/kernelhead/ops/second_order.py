@@ -14,6 +14,7 @@ give the same bits, whatever else runs on the device.
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 
+import math
 from typing import Any
 
 import torch
@@ -81,6 +82,7 @@ def _forward_kernel(
     out,  # (N, D, D)
     places,
     width,
+    length,  # of an embedding
     stride_sample,
     stride_place,
     stride_feature,
@@ -91,7 +93,7 @@ def _forward_kernel(
     n = tl.program_id(0).to(tl.int64)
     s, _ = _moments(x + n * stride_sample, places, width, stride_place, stride_feature, PLACES, WIDTH)
     rooted = s * (1.0 / tl.sqrt(tl.abs(s) + EPS))
-    embedding = rooted * (_unit(rooted) * tl.sqrt(width.to(tl.float32)))
+    embedding = rooted * (_unit(rooted) * length)
     d = tl.arange(0, WIDTH)
     within = (d < width)[:, None] & (d < width)[None, :]
     to = out + n * width * width + d[:, None] * width + d[None, :]
@@ -105,6 +107,7 @@ def _backward_kernel(
     out,  # as x
     places,
     width,
+    length,  # of an embedding
     stride_sample,
     stride_place,
     stride_feature,
@@ -127,7 +130,7 @@ def _backward_kernel(
     g = g.to(tl.float32) + tl.trans(g).to(tl.float32)  # the moments are symmetric: so is all that follows
     along = tl.sum(tl.sum(g * rooted, 1), 0) * unit
     slope = inverse * inverse * inverse * (0.5 * tl.abs(s) + EPS)
-    slope = (g - rooted * (along * unit)) * slope * (unit * tl.sqrt(width.to(tl.float32)) / places * scale)
+    slope = (g - rooted * (along * unit)) * slope * (unit * length / places * scale)
     along = tl.sum(tl.sum(slope * s, 1), 0) / width  # the embedding is the same for features of any scale
     slope = (slope - tl.where(d[:, None] == d[None, :], along, 0.0)).to(tl.bfloat16)
     for begin in range(0, places, PLACES):
@@ -142,7 +145,9 @@ def _forward(places: Tensor, dtype: torch.dtype, eps: float) -> Tensor:
     out: Tensor = _embedding(places, dtype, eps)
     samples, count, width = places.shape
     with torch.cuda.device_of(places):  # where triton launches
-        _forward_kernel[(samples,)](places, out, count, width, *places.stride(), **_options(places, eps, 0))
+        _forward_kernel[(samples,)](
+            places, out, count, width, math.sqrt(width), *places.stride(), **_options(places, eps, 0)
+        )
     return out
 
 
@@ -158,15 +163,9 @@ def _gradient(gradient: Tensor, places: Tensor, eps: float) -> Tensor:
     samples, count, width = places.shape
     with torch.cuda.device_of(places):
         _backward_kernel[(samples,)](
-            gradient.contiguous(),
-            places,
-            out,
-            count,
-            width,
-            *places.stride(),
-            *out.stride(),
+            gradient.contiguous(), places, out, count, width, math.sqrt(width), *places.stride(), *out.stride(),
             **_options(places, eps, 1),
-        )
+        )  # fmt: skip
     return out
 
 
