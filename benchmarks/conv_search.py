@@ -14,7 +14,6 @@ import json
 import math
 import multiprocessing
 import random
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -23,7 +22,7 @@ from typing import Any
 
 import torch
 import triton
-from conv3x3 import BATCH, SHAPES, Key, error
+from conv3x3 import BATCH, SHAPES, Key, error, replayed
 from torch import Tensor
 
 from kernelhead.ops import conv3x3, conv_norm
@@ -195,14 +194,7 @@ def throughput(call: Callable[[int], object], branches: int, replays: int) -> fl
                 main.wait_stream(stream)
         finally:
             graph.capture_end()
-    graph.replay()
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 1)]
-    for mark in marks[:-1]:
-        mark.record()
-        graph.replay()
-    marks[-1].record()
-    torch.cuda.synchronize()
-    return 1e3 * statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(marks)) / (branches * CALLS)
+    return replayed(graph, replays) / (branches * CALLS)
 
 
 class Search:
