@@ -18,7 +18,7 @@ def kernelhead(*arguments, cwd, **options):
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
         **options,
     )

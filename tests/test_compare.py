@@ -32,7 +32,7 @@ EXAMPLE = Path(__file__).parent.parent / "examples" / "compare_features.py"
 
 def kernelhead(*arguments, cwd):
     command = [sys.executable, "-m", "kernelhead", "compare", *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=900, check=False)
 
 
 @pytest.fixture(scope="module")
