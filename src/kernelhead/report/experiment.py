@@ -95,8 +95,8 @@ def _over_labels(experiment: Experiment, store: Store, protocol: Protocol) -> li
 
 def _over_depth(experiment: Experiment, store: Store, protocol: Protocol) -> list[Chart | BarChart]:
     """Accuracy over depth where the rows of a table are depths of ResNets, ours and the paper's: a chart a data set."""
-    depths = {cell.row: re.fullmatch(r"ResNet-(\d+)", cell.row) for cell in experiment.cells}
-    if len(depths) < 3 or None in depths.values():
+    rows = {cell.row for cell in experiment.cells}
+    if len(rows) < 3 or not all(re.fullmatch(r"ResNet-\d+", row) for row in rows):
         return []
     charts: list[Chart | BarChart] = []
     for data in dict.fromkeys(cell.recipe.data for cell in experiment.cells):
