@@ -112,31 +112,46 @@ def numbers(items: int, block: int) -> list[int]:
 
 def wgrad_candidates(key: Key) -> Iterator[conv3x3.Parts]:
     channels, out, stride = key
-    rows = 3 if stride == 1 else 1
-    for columns, block, warps, stages in itertools.product((1, 3), (32, 64, 128), (4, 8), (1, 2)):
-        wide, high = columns * channels, rows * out
-        values = triton.next_power_of_2(wide) * triton.next_power_of_2(high)  # of the product
-        if wide >= 9 and values <= 4096 * warps and stages * block * (wide + high) < 60_000:
+    side = SHAPES[key]
+    for group, rows, (block, warps) in itertools.product((1, 2), (1, 2, 4), ((64, 4), (64, 8), (128, 4))):
+        if rows % stride:
+            continue
+        reach = stride * (group - 1) + 3
+        strips = BATCH * side // stride // group // block * (side // rows)
+        for columns, stages in itertools.product(sorted({1, reach} if channels == 64 else {reach}), (1, 2)):
+            wide, gradients = _power(columns * channels), group * out
+            held = stages * block * 2 * (wide * rows + gradients * (rows // stride + 3 - stride))  # bytes of strips
+            if 3 * wide * gradients > 6144 * warps or held > 120_000:
+                continue
             for parts in (16, 32, 64, 128, 256):
-                if parts * 9 * channels * out <= 1_500_000:  # what is summed again stays small
-                    yield conv3x3.Parts(rows, columns, out, block, parts, warps, stages)
+                if parts <= strips and parts * group * 9 * channels * out <= 1_500_000:  # the second sum stays small
+                    yield conv3x3.Parts(group, columns, rows, block, parts, warps, stages)
 
 
 def map_candidates(kind: str, key: Key) -> Iterator[conv3x3.Tiles]:
     channels, out, stride = key
     source, target = (channels, out) if kind == "forward" else (out, channels)
     side = SHAPES[key] // stride if kind == "forward" else SHAPES[key]
-    for group, (block, warps) in itertools.product((1, 2, 4), ((64, 4), (128, 8))):
+    for group, rows, (block, warps) in itertools.product((1, 2, 4), (1, 2, 4), ((64, 4), (128, 8))):
         reach = group // 2 + 1 if kind == "dgrad" and stride == 2 else stride * (group - 1) + 3
-        for columns in sorted({1, 2, triton.next_power_of_2(reach)}):
-            steps, width = 3 * triton.cdiv(reach, columns), max(16, triton.next_power_of_2(columns * source))
-            if group * target > 64 or width > 256 or group < (stride if kind == "dgrad" else 1):
+        if group * target > 64 or (kind == "dgrad" and (group % stride or rows % stride)):
+            continue
+        for columns in sorted({1 if group == 1 or source == 64 else 2, triton.next_power_of_2(reach)}):
+            steps, wide = triton.cdiv(reach, columns), _power(columns * source)
+            if wide > 128 or (columns * source < 32 and columns < reach):
                 continue
-            for ahead, stages in sorted({(1, 1), (steps // 3, 1), (steps, 1), (1, 2)}):
-                held = group * target * steps + block * (ahead if stages == 1 else stages * steps)  # weight, and pixels
-                if 2 * width * held < 160_000 and (columns * source >= 32 or columns >= reach):
-                    for blocks in numbers(BATCH * side * side // group, block):
-                        yield conv3x3.Tiles(group, columns, ahead, block, blocks, warps, stages)
+            for ahead, stages in ((0, 1), (1 if rows == 4 else 2, 1), (0, 2)):
+                loaded = 1 if stages == 1 else stages * (2 + (rows * stride if kind == "forward" else rows // stride))
+                held = 2 * wide * steps * (3 * group * target + block * loaded)  # bytes of the weight, and of pixels
+                values = block * group * target * min(rows, 3) + block * wide * steps * ahead // 2  # in registers
+                if held < 125_000 and values <= 160 * 32 * warps:
+                    for blocks in numbers(BATCH * side // group // block * triton.cdiv(side, rows), 1):
+                        for registers in (None, 128) if kind == "forward" and rows * warps == 16 else (None,):
+                            yield conv3x3.Tiles(group, columns, rows, ahead, block, blocks, warps, stages, registers)
+
+
+def _power(needed: int) -> int:
+    return max(16, triton.next_power_of_2(needed))
 
 
 def kernel_of(how: Any) -> Any:

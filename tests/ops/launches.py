@@ -2,10 +2,15 @@
 
 from contextlib import contextmanager
 
+SIZE = 5, 6, 9  # N, H, W
+
 
 @contextmanager
 def few_programs():
-    """Let two programs take everything, in small blocks: several for each, the last of them not full."""
+    """Let two programs take everything, in small blocks: several for each, the last of them not full.
+
+    At SIZE a block has lanes of several images, and of an image they are in two blocks.
+    """
     from kernelhead.ops import conv3x3, conv_norm
 
     small = [(table, {"block": 16, "blocks": 99}) for table in (conv3x3.FORWARD, conv3x3.DGRAD)]
@@ -21,3 +26,20 @@ def few_programs():
         conv3x3.PROGRAMS = programs
         for (table, _), before in zip(small, kept, strict=True):
             table.update(before)
+
+
+@contextmanager
+def other_strips(channels, tiles, parts):
+    """Strips of (group, columns, rows, ahead) forward and for the input's gradient, (group, columns, rows) for dw."""
+    from kernelhead.ops import conv3x3
+
+    tables = [table for table in (conv3x3.FORWARD, conv3x3.DGRAD, conv3x3.WGRAD) if channels in table]
+    kept = [table[channels] for table in tables]
+    for table, how in zip(tables, kept, strict=True):
+        changes = parts if table is conv3x3.WGRAD else tiles
+        table[channels] = how._replace(**dict(zip(how._fields, changes, strict=False)), block=16)
+    try:
+        yield
+    finally:
+        for table, how in zip(tables, kept, strict=True):
+            table[channels] = how

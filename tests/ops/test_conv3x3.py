@@ -19,12 +19,22 @@ CHANNELS = [(3, 16, 1), (16, 16, 1), (16, 32, 2), (32, 32, 1), (32, 64, 2), (64,
 SIZES = [(2, 8, 8), (3, 5, 7), (1, 1, 3)]  # N, H, W
 CASES = [f"{channels} {size}" for channels, size in itertools.product(CHANNELS, SIZES)]
 FEW = {f"{channels} by few programs": channels for channels in CHANNELS[:3]}
+STRIPS = [  # channels, and what else `other_strips` takes
+    ((16, 16, 1), (1, 4, 1, 0), (1, 1, 1)),
+    ((16, 16, 1), (1, 1, 3, 2), (1, 3, 3)),
+    ((16, 16, 1), (4, 2, 2, 1), (4, 6, 2)),
+    ((16, 16, 1), (2, 4, 8, 11), (2, 2, 8)),
+    ((16, 32, 2), (2, 2, 2, 1), (2, 5, 2)),
+    ((16, 32, 2), (2, 1, 8, 0), (1, 1, 8)),
+    ((3, 16, 1), (4, 8, 2, 3), (1, 3, 5)),
+]
+OTHERS = {f"{channels} in strips {tiles} {parts}": (channels, tiles, parts) for channels, tiles, parts in STRIPS}
 
 needs_triton = pytest.mark.skipif(sys.platform != "linux", reason="triton is made for Linux, where torch brings it")
 
 
 @needs_triton
-@pytest.mark.parametrize("case", [*CASES, *FEW])
+@pytest.mark.parametrize("case", [*CASES, *FEW, *OTHERS])
 def test_value_and_gradients(found, case):
     here = found[case]
     # One rounding to bfloat16 of a value that float32 sums gave; the interpreter cuts where a GPU rounds.
@@ -82,7 +92,7 @@ def test_module_under_autocast_and_compile(found, way):
 
 def main():
     from interpreter import choose_device
-    from launches import few_programs
+    from launches import SIZE, few_programs, other_strips
 
     device = choose_device()
     from kernelhead.ops.conv3x3 import conv3x3, supported
@@ -121,7 +131,10 @@ def main():
     torch.manual_seed(0)
     found = {f"{channels} {size}": examine(channels, size) for channels, size in itertools.product(CHANNELS, SIZES)}
     with few_programs():
-        found |= {case: examine(channels, SIZES[1]) for case, channels in FEW.items()}
+        found |= {case: examine(channels, SIZE) for case, channels in FEW.items()}
+    for case, strips in OTHERS.items():
+        with other_strips(*strips):
+            found[case] = examine(strips[0], SIZE)
     x, weight = torch.randn(3, 16, 20, 12, device=device), torch.randn(16, 16, 3, 3, device=device)
     leaf, master = x.requires_grad_(), weight.requires_grad_()
     runs = [torch.autograd.grad(conv3x3(leaf, master).sum(), (leaf, master), create_graph=True) for _ in range(2)]

@@ -9,12 +9,17 @@ the source pixels they need from one row are contiguous, and so are the targets 
 is a matrix product per tap row. The band is made while the weight is loaded; the forward pass and the gradient with
 respect to the input, of stride 1 and 2, differ only in which tap a pair (source column, target column) belongs to.
 
-The gradient with respect to the weight is likewise a product, (columns * C_in) x (rows * C_out), of what a row of x has
-around a pixel and what the rows of dy above and below have at it. It is summed over parts of the pixels, then over the
-parts: no atomics, so that the same numbers give the same result, bit for bit, whatever else runs on the device.
+A program takes strips, groups that are one below the other: it loads each row of the source once and adds what that is
+to the up to three rows of the target that it meets. Which rows these are is known when the kernel is compiled, as is
+which of them can be outside the image; so a row costs its load, its products and its store, and hardly an address.
 
-What bounds these kernels when several networks train at once is the number of instructions, most of which compute
-addresses: so few programs take many pixels each, and what is the same for all of them is done once a program.
+The gradient with respect to the weight is likewise a product, (columns * C_in) x (GROUP * C_out), of what a row of x
+and a row of dy have in a strip, one for each of the three tap rows. It is summed over parts of the strips, then over
+the parts: no atomics, so that the same numbers give the same result, bit for bit, whatever else runs on the device.
+
+When several networks train at once these kernels are bound by what passes through shared memory, and by how long a
+program takes, times how few of them fit on the device: so a pixel is loaded as seldom as can be, few programs take many
+pixels each, and what is the same for all of them is done once a program.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -31,24 +36,26 @@ from kernelhead.ops.conv3x3_kernels import map_kernel, sum_kernel, wgrad_kernel
 
 
 class Tiles(NamedTuple):
-    """How `map_kernel` is launched: `block` groups of `group` pixels at once, `columns` source columns a product."""
+    """How `map_kernel` is launched: `block` strips at once, `rows` high and `group` pixels wide."""
 
     group: int
-    columns: int
-    ahead: int  # products whose pixels are loaded at once, of the 3 * ceil(source columns / columns) of a block
+    columns: int  # of the source, for a product
+    rows: int  # for a gradient a multiple of the stride
+    ahead: int  # source rows that are loaded while one is multiplied
     block: int
     blocks: int  # for each program, at most: see `blocks_each`
     warps: int
     stages: int
+    registers: int | None = None  # of a thread, at most: fewer let more programs run at once
 
 
 class Parts(NamedTuple):
-    """How `wgrad_kernel` is launched: `parts` sums over pixels, each `rows` x `columns` taps and `channels` wide."""
+    """How `wgrad_kernel` is launched: `parts` sums over strips, `rows` rows of x and `group` pixels of dy each."""
 
-    rows: int  # 1, or at stride 1 all 3
-    columns: int
-    channels: int
-    block: int
+    group: int
+    columns: int  # of x, for a program
+    rows: int  # a multiple of the stride
+    block: int  # strips at once
     parts: int
     warps: int
     stages: int
@@ -58,27 +65,27 @@ PROGRAMS = 64  # the work of a kernel is not divided among fewer for the sake of
 
 # By (input channels, output channels, stride), for batch 128 on an H200; `benchmarks/conv_search.py` finds them.
 FORWARD = {
-    (3, 16, 1): Tiles(2, 4, 3, 128, 4, 4, 1),
-    (16, 16, 1): Tiles(2, 4, 3, 64, 8, 4, 1),
-    (16, 32, 2): Tiles(1, 4, 1, 64, 8, 4, 2),
-    (32, 32, 1): Tiles(2, 4, 1, 64, 4, 4, 1),
-    (32, 64, 2): Tiles(1, 1, 9, 64, 2, 4, 1),
-    (64, 64, 1): Tiles(1, 1, 3, 64, 2, 4, 1),
+    (3, 16, 1): Tiles(2, 4, 4, 0, 64, 2, 4, 1),
+    (16, 16, 1): Tiles(2, 4, 4, 0, 64, 2, 4, 1, 128),
+    (16, 32, 2): Tiles(1, 4, 2, 0, 64, 4, 4, 1),
+    (32, 32, 1): Tiles(2, 4, 4, 0, 64, 1, 4, 1),
+    (32, 64, 2): Tiles(1, 1, 2, 0, 64, 1, 4, 1),
+    (64, 64, 1): Tiles(1, 1, 2, 0, 64, 1, 4, 1),
 }
 DGRAD = {
-    (16, 16, 1): Tiles(2, 4, 1, 128, 4, 8, 1),
-    (16, 32, 2): Tiles(2, 2, 1, 128, 4, 8, 1),
-    (32, 32, 1): Tiles(2, 4, 3, 64, 4, 4, 1),
-    (32, 64, 2): Tiles(2, 2, 1, 64, 4, 4, 1),
-    (64, 64, 1): Tiles(1, 1, 1, 128, 1, 8, 1),
+    (16, 16, 1): Tiles(2, 4, 4, 0, 64, 2, 4, 1),
+    (16, 32, 2): Tiles(2, 2, 4, 0, 64, 2, 4, 1),
+    (32, 32, 1): Tiles(2, 4, 4, 0, 64, 1, 4, 1),
+    (32, 64, 2): Tiles(2, 2, 4, 0, 64, 1, 4, 1),
+    (64, 64, 1): Tiles(1, 1, 2, 0, 64, 1, 4, 1),
 }
 WGRAD = {
-    (3, 16, 1): Parts(3, 3, 16, 64, 256, 4, 2),
-    (16, 16, 1): Parts(3, 3, 16, 128, 128, 4, 2),
-    (16, 32, 2): Parts(1, 3, 32, 128, 32, 4, 2),
-    (32, 32, 1): Parts(3, 3, 32, 64, 64, 4, 2),
-    (32, 64, 2): Parts(1, 3, 64, 128, 16, 4, 2),
-    (64, 64, 1): Parts(3, 1, 64, 64, 16, 4, 2),
+    (3, 16, 1): Parts(2, 4, 4, 64, 128, 4, 1),
+    (16, 16, 1): Parts(2, 4, 4, 64, 128, 4, 1),
+    (16, 32, 2): Parts(1, 3, 4, 64, 64, 4, 1),
+    (32, 32, 1): Parts(1, 3, 2, 64, 64, 4, 1),
+    (32, 64, 2): Parts(1, 3, 2, 64, 32, 4, 1),
+    (64, 64, 1): Parts(1, 1, 2, 64, 16, 4, 2),
 }
 
 
@@ -171,22 +178,25 @@ def map_pixels(
     along_target, along_source, along_row, along_column = weight.stride()
     if transposed:
         along_source, along_target = along_target, along_source
-    groups = _groups(target, tiles)
     map_kernel[(programs(target, tiles),)](
-        channels_last(source), weight, target, groups, blocks_each(groups, tiles.block, tiles.blocks),
+        channels_last(source), weight, target, _lanes(target, tiles.group), _blocks(target, tiles),
         along_source, along_target, along_row, along_column,
         source.shape[2], source.shape[3], source.shape[1], height, width, channels, stride, transposed,
-        tiles.group, tiles.columns, reach, triton.cdiv(reach, tiles.columns), tiles.ahead,
-        _width(tiles.columns * source.shape[1]), tiles.block, **more, num_warps=tiles.warps, num_stages=tiles.stages,
+        tiles.group, tiles.columns, reach, triton.cdiv(reach, tiles.columns), tiles.rows, tiles.ahead,
+        _width(tiles.columns * source.shape[1]), tiles.block, **more,
+        num_warps=tiles.warps, num_stages=tiles.stages, maxnreg=tiles.registers,
     )  # fmt: skip
     return target
 
 
 def programs(target: Tensor, tiles: Tiles) -> int:
     """How many fill the target."""
-    groups = _groups(target, tiles)
-    count: int = triton.cdiv(groups, tiles.block * blocks_each(groups, tiles.block, tiles.blocks))
+    count: int = triton.cdiv(_target_strips(target, tiles), _blocks(target, tiles))
     return count
+
+
+def _blocks(target: Tensor, tiles: Tiles) -> int:
+    return blocks_each(_target_strips(target, tiles), 1, tiles.blocks)
 
 
 def blocks_each(items: int, block: int, most: int) -> int:
@@ -195,9 +205,19 @@ def blocks_each(items: int, block: int, most: int) -> int:
     return min(count, most)
 
 
-def _groups(target: Tensor, tiles: Tiles) -> int:
-    samples, _, height, width = target.shape
-    count: int = samples * height * triton.cdiv(width, tiles.group)
+def _target_strips(target: Tensor, tiles: Tiles) -> int:
+    return _strips(target, tiles.group, tiles.block, triton.cdiv(target.shape[2], tiles.rows))
+
+
+def _strips(pixels: Tensor, group: int, block: int, down: int) -> int:
+    """Blocks of them, where an image has `down` strips one below the other."""
+    count: int = triton.cdiv(_lanes(pixels, group), block) * down
+    return count
+
+
+def _lanes(pixels: Tensor, group: int) -> int:
+    """Groups of pixels that a row has, in all images."""
+    count: int = pixels.shape[0] * triton.cdiv(pixels.shape[3], group)
     return count
 
 
@@ -205,20 +225,20 @@ def _groups(target: Tensor, tiles: Tiles) -> int:
 def wgrad(x: Tensor, dy: Tensor, weight: Tensor, stride: int) -> Tensor:
     out_channels, channels, _, _ = weight.shape
     how = WGRAD[key(weight, stride)]
-    pixels = dy.numel() // out_channels
-    parts = min(how.parts, triton.next_power_of_2(triton.cdiv(pixels, how.block)))
-    partial = torch.empty((parts, weight.numel()), dtype=torch.float32, device=x.device)
-    taps = 9 // (how.rows * how.columns)
-    wgrad_kernel[(parts, taps, out_channels // how.channels)](
-        channels_last(x), channels_last(dy), partial, pixels, triton.cdiv(pixels, parts * how.block),
+    strips = _strips(dy, how.group, how.block, triton.cdiv(x.shape[2], how.rows))
+    parts = min(how.parts, triton.next_power_of_2(strips))
+    partial = torch.empty((parts * how.group, weight.numel()), dtype=torch.float32, device=x.device)
+    reach = stride * (how.group - 1) + 3
+    wgrad_kernel[(parts, triton.cdiv(reach, how.columns))](
+        channels_last(x), channels_last(dy), partial, _lanes(dy, how.group), triton.cdiv(strips, parts),
         x.shape[2], x.shape[3], channels, dy.shape[2], dy.shape[3], out_channels, stride,
-        how.rows, how.columns, how.channels, _width(how.columns * channels), _width(how.rows * how.channels), how.block,
+        how.group, how.columns, how.rows, _width(how.columns * channels), how.block,
         num_warps=how.warps, num_stages=how.stages,
     )  # fmt: skip
     grad = torch.empty_like(weight)
-    block = max(4096 // parts, 16)
+    block = max(4096 // len(partial), 16)
     sum_kernel[(triton.cdiv(weight.numel(), block),)](
-        partial, grad, *grad.stride(), channels, weight.numel(), parts, block, num_warps=4
+        partial, grad, *grad.stride(), channels, weight.numel(), len(partial), block, num_warps=4
     )
     return grad
 

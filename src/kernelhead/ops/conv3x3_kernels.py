@@ -15,13 +15,46 @@ def places(m, WIDTH: tl.constexpr, HEIGHT: tl.constexpr):
     return (m % WIDTH).to(tl.int32), (m // WIDTH % HEIGHT).to(tl.int32), (m // (WIDTH * HEIGHT)).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["blocks"])
+@triton.constexpr_function
+def source_row(row, tap, stride, transposed):
+    """The one that a tap takes to a target's row, counted from the first that a strip needs. -1: there is none."""
+    if not transposed:
+        return row * stride + tap
+    return (row + 1 - tap) // stride + 2 - stride if (row + 1 - tap) % stride == 0 else -1
+
+
+@triton.constexpr_function
+def last_source_row(row, stride, transposed):
+    return max(source_row(row, tap, stride, transposed) for tap in range(3))
+
+
+@triton.jit
+def lanes_inside(lanes, first, row: tl.constexpr, LOWEST: tl.constexpr, HEIGHT: tl.constexpr):
+    """`lanes`, but none where the row `first + row` is outside the image. `first` is -1 at least, LOWEST at most."""
+    inside = lanes
+    if row == 0:
+        inside = tl.where(first >= 0, inside, 0)
+    if LOWEST + row >= HEIGHT:
+        inside = tl.where(first + row < HEIGHT, inside, 0)
+    return inside
+
+
+@triton.jit
+def shortcut_gradient(passed, rectified, at, kept):
+    gradient = tl.load(passed + at, mask=kept, other=0.0).to(tl.float32)
+    if rectified is not None:
+        stopped = tl.load(rectified + at, mask=kept, other=0.0).to(tl.float32) <= 0
+        gradient = tl.where(stopped, 0.0, gradient)
+    return gradient
+
+
+@triton.jit(do_not_specialize=["lanes", "blocks"])
 def map_kernel(
     source,
     weight,
     target,
-    groups,  # of target pixels, in all images
-    blocks,  # of BLOCK groups, for each program
+    lanes,  # groups of target pixels in the first rows of all images; a strip is theirs and the ROWS - 1 rows below
+    blocks,  # of BLOCK strips, for each program
     stride_source,  # of the weight, along source channels
     stride_target,
     stride_row,
@@ -38,7 +71,8 @@ def map_kernel(
     COLUMNS: tl.constexpr,
     REACH: tl.constexpr,  # source columns that a group needs
     STEPS: tl.constexpr,  # of COLUMNS columns each, to cover them
-    AHEAD: tl.constexpr,  # steps whose pixels are loaded at once: a divisor of 3 * STEPS
+    ROWS: tl.constexpr,  # a multiple of the stride where TRANSPOSED
+    AHEAD: tl.constexpr,  # source rows that are on their way while one is multiplied
     K: tl.constexpr,  # COLUMNS * C_SOURCE, at least, as a power of 2
     BLOCK: tl.constexpr,
     partial=None,  # (programs, 2, C_TARGET); this and the next seven where `batch_statistics` is wanted
@@ -53,6 +87,10 @@ def map_kernel(
     rectified=None,
 ):
     across: tl.constexpr = (W_TARGET + GROUP - 1) // GROUP
+    down: tl.constexpr = (H_TARGET + ROWS - 1) // ROWS
+    lowest: tl.constexpr = (down - 1) * ROWS // STRIDE + (STRIDE - 2) if TRANSPOSED else (down - 1) * ROWS * STRIDE - 1
+    ragged: tl.constexpr = W_TARGET % GROUP > 0 or H_TARGET % ROWS > 0  # strips reach beyond the image
+    source_rows: tl.constexpr = last_source_row(ROWS - 1, STRIDE, TRANSPOSED) + 1
     k = tl.arange(0, K)
     n = tl.arange(0, GROUP * C_TARGET)
     to = n // C_TARGET
@@ -81,68 +119,74 @@ def map_kernel(
         second = tl.zeros((BLOCK, C_TARGET), tl.float32)
 
     for block in range(blocks):
-        m = (tl.program_id(0) * blocks + block) * BLOCK + tl.arange(0, BLOCK)
-        place, row, image = places(m, across, H_TARGET)
+        strip = tl.program_id(0) * blocks + block
+        row = strip % down * ROWS
+        m = strip // down * BLOCK + tl.arange(0, BLOCK)
+        place, _, image = places(m, across, 1)
         begin = place * (GROUP // STRIDE) + (STRIDE - 2) if TRANSPOSED else place * (GROUP * STRIDE) - 1
-        total = tl.zeros((BLOCK, GROUP * C_TARGET), tl.float32)
-        for batch in tl.static_range(3 * STEPS // AHEAD):
-            pixels = ()  # of the next AHEAD steps: they are on their way at the same time
-            for step in tl.static_range(batch * AHEAD, (batch + 1) * AHEAD):
-                column = step % STEPS * COLUMNS + k // C_SOURCE
-                if TRANSPOSED:
-                    scaled = row + 1 - step // STEPS
-                    source_row = scaled // STRIDE
-                    inside = (m < groups) & (scaled % STRIDE == 0)
-                else:
-                    source_row = row * STRIDE + step // STEPS - 1
-                    inside = m < groups
-                inside = inside & (source_row >= 0) & (source_row < H_SOURCE)
-                at = begin[:, None] + column[None, :]
-                reached = (k < COLUMNS * C_SOURCE) & (column < REACH)
-                start = ((image * H_SOURCE + source_row) * W_SOURCE + begin + step % STEPS * COLUMNS) * C_SOURCE
-                part = tl.load(
-                    source + start[:, None] + k[None, :],
-                    mask=inside[:, None] & reached[None, :] & (at >= 0) & (at < W_SOURCE),
-                    other=0.0,
-                )
-                pixels = pixels + (part.to(tl.bfloat16),)  # type: ignore[assignment]  # noqa: RUF005
-            for step in tl.static_range(AHEAD):
-                total = tl.dot(pixels[step], taps[batch * AHEAD + step], total)
-
+        top = row // STRIDE + (STRIDE - 2) if TRANSPOSED else row * STRIDE - 1
+        seen = source + (((image * H_SOURCE + top) * W_SOURCE + begin) * C_SOURCE)[:, None] + k[None, :]
+        into = target + (((image * H_TARGET + row) * W_TARGET + place * GROUP) * C_TARGET)[:, None] + n[None, :]
         target_column = place[:, None] * GROUP + to[None, :]
-        within = (m < groups)[:, None] & (target_column < W_TARGET)
-        if passed is not None:
-            channel = n % C_TARGET + (C_SOURCE - C_TARGET) // 2
-            across_pixels = ((image * H_SOURCE + row // STRIDE) * W_SOURCE)[:, None] + target_column // STRIDE
-            at = across_pixels * C_SOURCE + channel[None, :]
-            kept = within & (row % STRIDE == 0)[:, None] & (target_column % STRIDE == 0)
-            gradient = tl.load(passed + at, mask=kept, other=0.0)
-            if rectified is not None:
-                stopped = tl.load(rectified + at, mask=kept, other=0.0).to(tl.float32) <= 0
-                gradient = tl.where(stopped, tl.zeros_like(gradient), gradient)
-            total += gradient.to(tl.float32)
-        out = ((image * H_TARGET + row) * W_TARGET + place * GROUP) * C_TARGET
-        tl.store(target + out[:, None] + n[None, :], total.to(target.dtype.element_ty), mask=within)
         if partial is not None:
-            difference = tl.where(within, total - mean[None, :], 0.0)
-            difference = tl.reshape(difference, (BLOCK, GROUP, C_TARGET))
-            first += tl.sum(difference, 1)
-            second += tl.sum(difference * difference, 1)
+            level = tl.where((m < lanes)[:, None], mean[None, :], 0.0)
+        pixels = ()
+        totals = ()  # of the strip's rows: those that a row of the source does not meet take no registers
+        for _ in tl.static_range(ROWS):
+            totals = totals + (tl.zeros((BLOCK, GROUP * C_TARGET), tl.float32),)  # type: ignore[assignment]  # noqa: RUF005
+        for turn in tl.static_range(source_rows + AHEAD):
+            if turn < source_rows:
+                end = lanes_inside(lanes, top, turn, lowest, H_SOURCE)
+                for step in tl.static_range(STEPS):
+                    column = step * COLUMNS + k // C_SOURCE
+                    at = begin[:, None] + column[None, :]
+                    reached = (k < COLUMNS * C_SOURCE) & (column < REACH)
+                    part = tl.load(
+                        seen + (turn * W_SOURCE + step * COLUMNS) * C_SOURCE,
+                        mask=(m < end)[:, None] & reached[None, :] & (at >= 0) & (at < W_SOURCE),
+                        other=0.0,
+                    )
+                    pixels = pixels + (part.to(tl.bfloat16),)  # type: ignore[assignment]  # noqa: RUF005
+            for i in tl.static_range(ROWS):
+                for tap in tl.static_range(3):
+                    if turn >= AHEAD and source_row(i, tap, STRIDE, TRANSPOSED) == turn - AHEAD:
+                        total = totals[i]  # type: ignore[var-annotated]
+                        for step in tl.static_range(STEPS):
+                            total = tl.dot(pixels[(turn - AHEAD) * STEPS + step], taps[tap * STEPS + step], total)
+                        totals = totals[:i] + (total,) + totals[i + 1 :]  # type: ignore[assignment]  # noqa: RUF005
+                if turn >= AHEAD and last_source_row(i, STRIDE, TRANSPOSED) == turn - AHEAD:
+                    total = totals[i]
+                    within = (m < lanes_inside(lanes, row, i, (down - 1) * ROWS, H_TARGET))[:, None]
+                    if W_TARGET % GROUP > 0:
+                        within = within & (target_column < W_TARGET)
+                    if passed is not None and i % STRIDE == 0:
+                        channel = n % C_TARGET + (C_SOURCE - C_TARGET) // 2
+                        line = ((image * H_SOURCE + row // STRIDE + i // STRIDE) * W_SOURCE)[:, None]
+                        at = (line + target_column // STRIDE) * C_SOURCE + channel[None, :]
+                        total += shortcut_gradient(passed, rectified, at, within & (target_column % STRIDE == 0))
+                    tl.store(into + i * (W_TARGET * C_TARGET), total.to(target.dtype.element_ty), mask=within)
+                    if partial is not None:
+                        difference = total - level  # zero where nothing was read
+                        if ragged:
+                            difference = tl.where(within, difference, 0.0)
+                        difference = tl.reshape(difference, (BLOCK, GROUP, C_TARGET))
+                        first += tl.sum(difference, 1)
+                        second += tl.sum(difference * difference, 1)
 
     if partial is not None:
         batch_statistics(
             first, second, partial, statistics, running_mean, running_var, batches, tickets,
-            groups // across * W_TARGET, momentum, eps, C_TARGET,
+            lanes // across * (H_TARGET * W_TARGET), momentum, eps, C_TARGET,
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["blocks"])
+@triton.jit(do_not_specialize=["lanes", "blocks"])
 def wgrad_kernel(
     x,
     dy,
-    partial,  # (parts, C_OUT, 3, 3, C_IN)
-    pixels,
-    blocks,  # of pixels, for each part
+    partial,  # (parts, GROUP, C_OUT, 3, 3, C_IN)
+    lanes,  # groups of columns of dy, in all images
+    blocks,  # of BLOCK strips, for each part
     H_IN: tl.constexpr,
     W_IN: tl.constexpr,
     C_IN: tl.constexpr,
@@ -150,43 +194,54 @@ def wgrad_kernel(
     W_OUT: tl.constexpr,
     C_OUT: tl.constexpr,
     STRIDE: tl.constexpr,
-    ROWS: tl.constexpr,  # of taps that a program takes: 1, or at stride 1 all 3
-    COLUMNS: tl.constexpr,
-    CHANNELS: tl.constexpr,
+    GROUP: tl.constexpr,
+    COLUMNS: tl.constexpr,  # of x that a program takes, of those that a group meets
+    ROWS: tl.constexpr,  # of x, for a strip: a multiple of the stride
     K: tl.constexpr,  # COLUMNS * C_IN, at least, as a power of 2
-    N: tl.constexpr,  # ROWS * CHANNELS, at least, as a power of 2
     BLOCK: tl.constexpr,
 ):
+    across: tl.constexpr = (W_OUT + GROUP - 1) // GROUP
+    down: tl.constexpr = (H_IN + ROWS - 1) // ROWS
     part = tl.program_id(0)
-    middle = tl.program_id(1) // (3 // COLUMNS) + ROWS // 2  # tap row
-    tap_column = tl.program_id(1) % (3 // COLUMNS) * COLUMNS
     k = tl.arange(0, K)
-    n = tl.arange(0, N)
-    below = n // CHANNELS - ROWS // 2  # of the middle tap row: a row of x meets the row of dy that much above its own
-    channel = tl.program_id(2) * CHANNELS + n % CHANNELS
-    total = tl.zeros((K, N), tl.float32)
+    n = tl.arange(0, GROUP * C_OUT)
+    first = tl.program_id(1) * COLUMNS
+    column = first + k // C_IN
+    zeros = tl.zeros((K, GROUP * C_OUT), tl.float32)
+    totals = (zeros, zeros, zeros)  # of the three tap rows
     for block in range(blocks):
-        m = (part * blocks + block) * BLOCK + tl.arange(0, BLOCK)
-        column, row, image = places(m, W_OUT, H_OUT)
-        source_row = row * STRIDE + middle - 1
-        first = column * STRIDE + tap_column - 1
-        inside = (m < pixels) & (source_row >= 0) & (source_row < H_IN)
-        at = first[:, None] + (k // C_IN)[None, :]
-        start = ((image * H_IN + source_row) * W_IN + first) * C_IN
-        seen = tl.load(
-            x + start[:, None] + k[None, :],
-            mask=inside[:, None] & (k < COLUMNS * C_IN)[None, :] & (at >= 0) & (at < W_IN),
-            other=0.0,
-        )
-        near = (m < pixels)[:, None] & (n < ROWS * CHANNELS)[None, :]
-        if ROWS > 1:
-            target_row = row[:, None] - below[None, :]
-            near = near & (target_row >= 0) & (target_row < H_OUT)
-        gradient = tl.load(dy + (m * C_OUT)[:, None] + (channel - below * (W_OUT * C_OUT))[None, :], near, other=0.0)
-        total = tl.dot(tl.trans(seen.to(tl.bfloat16)), gradient, total)
-    begin = ((part * C_OUT + channel) * 9 + (middle + below) * 3 + tap_column) * C_IN
-    meant = (k < COLUMNS * C_IN)[:, None] & (n < ROWS * CHANNELS)[None, :]
-    tl.store(partial + begin[None, :] + k[:, None], total, mask=meant)
+        strip = part * blocks + block
+        row = strip % down * ROWS
+        top = row // STRIDE + (STRIDE - 2)
+        m = strip // down * BLOCK + tl.arange(0, BLOCK)
+        place, _, image = places(m, across, 1)
+        begin = place * (GROUP * STRIDE) - 1
+        at = begin[:, None] + column[None, :]
+        met = (k < COLUMNS * C_IN)[None, :] & (at >= 0) & (at < W_IN)
+        seen = x + (((image * H_IN + row) * W_IN + begin + first) * C_IN)[:, None] + k[None, :]
+        near = place[:, None] * GROUP + (n // C_OUT)[None, :] < W_OUT
+        from_dy = dy + (((image * H_OUT + top) * W_OUT + place * GROUP) * C_OUT)[:, None] + n[None, :]
+        pixels = ()
+        for i in tl.static_range(ROWS):
+            inside = m < lanes_inside(lanes, row, i, (down - 1) * ROWS, H_IN)
+            part_of_x = tl.load(seen + i * (W_IN * C_IN), mask=inside[:, None] & met, other=0.0)
+            pixels = pixels + (part_of_x.to(tl.bfloat16),)  # type: ignore[assignment]  # noqa: RUF005
+        gradients = ()
+        for i in tl.static_range(last_source_row(ROWS - 1, STRIDE, True) + 1):
+            inside = m < lanes_inside(lanes, top, i, (down - 1) * ROWS // STRIDE + STRIDE - 2, H_OUT)
+            gradient = tl.load(from_dy + i * (W_OUT * C_OUT), mask=inside[:, None] & near, other=0.0)
+            gradients = gradients + (gradient,)  # type: ignore[assignment]  # noqa: RUF005
+        for i in tl.static_range(ROWS):
+            for tap in tl.static_range(3):
+                if source_row(i, tap, STRIDE, True) >= 0:
+                    total = tl.dot(tl.trans(pixels[i]), gradients[source_row(i, tap, STRIDE, True)], totals[tap])
+                    totals = totals[:tap] + (total,) + totals[tap + 1 :]  # noqa: RUF005
+    tap_column = column[:, None] - (n // C_OUT * STRIDE)[None, :]
+    meant = (k < COLUMNS * C_IN)[:, None] & (tap_column >= 0) & (tap_column < 3)
+    own = ((part * GROUP + n // C_OUT) * C_OUT + n % C_OUT) * (9 * C_IN)
+    for tap in tl.static_range(3):
+        there = own[None, :] + (tap * 3 + tap_column) * C_IN + (k % C_IN)[:, None]
+        tl.store(partial + there, totals[tap], mask=meant)
 
 
 @triton.jit
