@@ -114,7 +114,7 @@ def wgrad_candidates(key: Key) -> Iterator[conv3x3.Parts]:
     channels, out, stride = key
     side = SHAPES[key]
     for group, rows, (block, warps) in itertools.product((1, 2), (1, 2, 4), ((64, 4), (64, 8), (128, 4))):
-        if rows % stride:
+        if rows % stride or (group == 1 and out == 16):
             continue
         reach = stride * (group - 1) + 3
         strips = BATCH * side // stride // group // block * (side // rows)
@@ -134,7 +134,9 @@ def map_candidates(kind: str, key: Key) -> Iterator[conv3x3.Tiles]:
     side = SHAPES[key] // stride if kind == "forward" else SHAPES[key]
     for group, rows, (block, warps) in itertools.product((1, 2, 4), (1, 2, 4), ((64, 4), (128, 8))):
         reach = group // 2 + 1 if kind == "dgrad" and stride == 2 else stride * (group - 1) + 3
-        if group * target > 64 or (kind == "dgrad" and (group % stride or rows % stride)):
+        if not 32 <= group * target <= 64 or (group == 4 and channels > 3):
+            continue
+        if kind == "dgrad" and (group % stride or rows % stride):
             continue
         for columns in sorted({1 if group == 1 or source == 64 else 2, triton.next_power_of_2(reach)}):
             steps, wide = triton.cdiv(reach, columns), _power(columns * source)
@@ -144,10 +146,13 @@ def map_candidates(kind: str, key: Key) -> Iterator[conv3x3.Tiles]:
                 loaded = 1 if stages == 1 else stages * (2 + (rows * stride if kind == "forward" else rows // stride))
                 held = 2 * wide * steps * (3 * group * target + block * loaded)  # bytes of the weight, and of pixels
                 values = block * group * target * min(rows, 3) + block * wide * steps * ahead // 2  # in registers
-                if held < 125_000 and values <= 160 * 32 * warps:
-                    for blocks in numbers(BATCH * side // group // block * triton.cdiv(side, rows), 1):
-                        for registers in (None, 128) if kind == "forward" and rows * warps == 16 else (None,):
-                            yield conv3x3.Tiles(group, columns, rows, ahead, block, blocks, warps, stages, registers)
+                if held > 125_000 or values > 160 * 32 * warps or (stages == 2 and (rows == 4 or block == 128)):
+                    continue
+                # With the statistics the compiler takes more registers than it needs: for 3 or 4 programs instead of 2.
+                limits = (None, 128 if group * target == 32 else 168) if kind == "forward" and warps == 4 else (None,)
+                strips = BATCH * side // group // block * (side // rows)
+                for registers, blocks in itertools.product(limits, numbers(strips, 1)):
+                    yield conv3x3.Tiles(group, columns, rows, ahead, block, blocks, warps, stages, registers)
 
 
 def _power(needed: int) -> int:
