@@ -142,14 +142,16 @@ def map_candidates(kind: str, key: Key) -> Iterator[conv3x3.Tiles]:
             steps, wide = triton.cdiv(reach, columns), _power(columns * source)
             if wide > 128 or (columns * source < 32 and columns < reach):
                 continue
-            for ahead, stages in ((0, 1), (1 if rows == 4 else 2, 1), (0, 2)):
-                loaded = 1 if stages == 1 else stages * (2 + (rows * stride if kind == "forward" else rows // stride))
-                held = 2 * wide * steps * (3 * group * target + block * loaded)  # bytes of the weight, and of pixels
-                values = block * group * target * min(rows, 3) + block * wide * steps * ahead // 2  # in registers
+            for ahead, stages in sorted({(0, 1), (steps - 1, 1), (steps if rows == 4 else 2 * steps, 1), (0, 2)}):
+                rows_read = 2 + (rows * stride if kind == "forward" else rows // stride)
+                loaded = 1 + ahead if stages == 1 else stages * steps * rows_read
+                held = 2 * wide * (3 * steps * group * target + block * loaded)  # bytes of the weight, and of pixels
+                values = block * group * target * min(rows, 3) + block * wide * ahead // 2  # in registers
                 if held > 125_000 or values > 160 * 32 * warps or (stages == 2 and (rows == 4 or block == 128)):
                     continue
-                # With the statistics the compiler takes more registers than it needs: for 3 or 4 programs instead of 2.
-                limits = (None, 128 if group * target == 32 else 168) if kind == "forward" and warps == 4 else (None,)
+                # For the statistics the compiler takes more registers than it needs: fewer let another program in.
+                fewer = 128 if warps == 8 or group * target == 32 else 168
+                limits = (None, fewer) if kind == "forward" and stages == 1 else (None,)
                 strips = BATCH * side // group // block * (side // rows)
                 for registers, blocks in itertools.product(limits, numbers(strips, 1)):
                     yield conv3x3.Tiles(group, columns, rows, ahead, block, blocks, warps, stages, registers)

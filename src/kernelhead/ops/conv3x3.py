@@ -41,7 +41,7 @@ class Tiles(NamedTuple):
     group: int
     columns: int  # of the source, for a product
     rows: int  # for a gradient a multiple of the stride
-    ahead: int  # source rows that are loaded while one is multiplied
+    ahead: int  # products whose pixels are loaded before those of one are multiplied
     block: int
     blocks: int  # for each program, at most: see `blocks_each`
     warps: int
@@ -68,16 +68,16 @@ FORWARD = {
     (3, 16, 1): Tiles(2, 4, 2, 2, 64, 4, 4, 1),
     (16, 16, 1): Tiles(2, 4, 4, 0, 64, 2, 4, 1, 128),
     (16, 32, 2): Tiles(1, 4, 2, 0, 64, 4, 4, 1, 128),
-    (32, 32, 1): Tiles(1, 1, 2, 0, 64, 4, 4, 1, 128),
-    (32, 64, 2): Tiles(1, 1, 1, 0, 64, 2, 4, 1, 168),
+    (32, 32, 1): Tiles(1, 1, 2, 2, 64, 4, 4, 1, 128),
+    (32, 64, 2): Tiles(1, 1, 1, 2, 64, 2, 4, 1, 168),
     (64, 64, 1): Tiles(1, 1, 2, 0, 64, 1, 4, 1),
 }
 DGRAD = {
-    (16, 16, 1): Tiles(2, 2, 4, 0, 64, 2, 4, 1),
+    (16, 16, 1): Tiles(2, 4, 4, 0, 64, 2, 4, 1),
     (16, 32, 2): Tiles(2, 2, 4, 0, 64, 2, 4, 1),
     (32, 32, 1): Tiles(2, 4, 4, 0, 64, 1, 4, 1),
     (32, 64, 2): Tiles(2, 2, 4, 0, 64, 1, 4, 1),
-    (64, 64, 1): Tiles(1, 1, 2, 0, 64, 1, 4, 1),
+    (64, 64, 1): Tiles(1, 1, 1, 0, 128, 1, 8, 1),
 }
 WGRAD = {
     (3, 16, 1): Parts(2, 4, 4, 64, 128, 4, 1),

@@ -72,7 +72,7 @@ def map_kernel(
     REACH: tl.constexpr,  # source columns that a group needs
     STEPS: tl.constexpr,  # of COLUMNS columns each, to cover them
     ROWS: tl.constexpr,  # a multiple of the stride where TRANSPOSED
-    AHEAD: tl.constexpr,  # source rows that are on their way while one is multiplied
+    AHEAD: tl.constexpr,  # steps whose pixels are on their way while those of one are multiplied
     K: tl.constexpr,  # COLUMNS * C_SOURCE, at least, as a power of 2
     BLOCK: tl.constexpr,
     partial=None,  # (programs, 2, C_TARGET); this and the next seven where `batch_statistics` is wanted
@@ -134,27 +134,24 @@ def map_kernel(
         totals = ()  # of the strip's rows: those that a row of the source does not meet take no registers
         for _ in tl.static_range(ROWS):
             totals = totals + (tl.zeros((BLOCK, GROUP * C_TARGET), tl.float32),)  # type: ignore[assignment]  # noqa: RUF005
-        for turn in tl.static_range(source_rows + AHEAD):
-            if turn < source_rows:
-                end = lanes_inside(lanes, top, turn, lowest, H_SOURCE)
-                for step in tl.static_range(STEPS):
-                    column = step * COLUMNS + k // C_SOURCE
-                    at = begin[:, None] + column[None, :]
-                    reached = (k < COLUMNS * C_SOURCE) & (column < REACH)
-                    part = tl.load(
-                        seen + (turn * W_SOURCE + step * COLUMNS) * C_SOURCE,
-                        mask=(m < end)[:, None] & reached[None, :] & (at >= 0) & (at < W_SOURCE),
-                        other=0.0,
-                    )
-                    pixels = pixels + (part.to(tl.bfloat16),)  # type: ignore[assignment]  # noqa: RUF005
+        for turn in tl.static_range(source_rows * STEPS + AHEAD):
+            if turn < source_rows * STEPS:
+                end = lanes_inside(lanes, top, turn // STEPS, lowest, H_SOURCE)
+                column = turn % STEPS * COLUMNS + k // C_SOURCE
+                at = begin[:, None] + column[None, :]
+                reached = (k < COLUMNS * C_SOURCE) & (column < REACH)
+                part = tl.load(
+                    seen + (turn // STEPS * W_SOURCE + turn % STEPS * COLUMNS) * C_SOURCE,
+                    mask=(m < end)[:, None] & reached[None, :] & (at >= 0) & (at < W_SOURCE),
+                    other=0.0,
+                )
+                pixels = pixels + (part.to(tl.bfloat16),)  # type: ignore[assignment]  # noqa: RUF005
             for i in tl.static_range(ROWS):
                 for tap in tl.static_range(3):
-                    if turn >= AHEAD and source_row(i, tap, STRIDE, TRANSPOSED) == turn - AHEAD:
-                        total = totals[i]  # type: ignore[var-annotated]
-                        for step in tl.static_range(STEPS):
-                            total = tl.dot(pixels[(turn - AHEAD) * STEPS + step], taps[tap * STEPS + step], total)
-                        totals = totals[:i] + (total,) + totals[i + 1 :]  # type: ignore[assignment]  # noqa: RUF005
-                if turn >= AHEAD and last_source_row(i, STRIDE, TRANSPOSED) == turn - AHEAD:
+                    if turn >= AHEAD and source_row(i, tap, STRIDE, TRANSPOSED) == (turn - AHEAD) // STEPS:
+                        total = tl.dot(pixels[turn - AHEAD], taps[tap * STEPS + (turn - AHEAD) % STEPS], totals[i])
+                        totals = totals[:i] + (total,) + totals[i + 1 :]  # noqa: RUF005
+                if turn - AHEAD == last_source_row(i, STRIDE, TRANSPOSED) * STEPS + STEPS - 1:
                     total = totals[i]
                     within = (m < lanes_inside(lanes, row, i, (down - 1) * ROWS, H_TARGET))[:, None]
                     if W_TARGET % GROUP > 0:
