@@ -58,6 +58,16 @@ def test_second_order():
     np.testing.assert_allclose(head(1e-3 * tokens).detach(), expected, rtol=0, atol=1e-12)
 
 
+def test_second_order_of_vectors_is_that_of_maps_of_one_place():
+    head, _ = make("second_order")
+    of_vectors, _ = make("second_order", places=False)
+    of_vectors.load_state_dict(head.state_dict())
+    x = torch.randn(2, N, D, dtype=torch.float64)
+    expected = head(x.reshape(2 * N, D, 1, 1)).view(2, N, C)
+    assert not of_vectors.pools
+    torch.testing.assert_close(of_vectors(x), expected, rtol=0, atol=1e-12)
+
+
 def test_second_order_has_no_steep_gradients_where_a_moment_vanishes():
     """Two features that never meet have the moment 0, where the signed root itself is infinitely steep."""
     head, _ = make("second_order")

@@ -18,6 +18,7 @@ CASES = {
     "linear": ("linear", {}, VECTORS),
     "second_order": ("second_order", {}, MAPS),
     "second_order-tokens": ("second_order", {}, TOKENS),
+    "second_order-vectors": ("second_order", {"places": False}, VECTORS),
     "expansion": ("expansion", {"width": 6}, MAPS),
     "expansion-normalized": ("expansion", {"width": 6, "normalized": True, "standardized": True}, MAPS),
     "expansion-vectors": ("expansion", {"width": 6, "places": False}, VECTORS),

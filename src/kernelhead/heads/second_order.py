@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from kernelhead.heads._leaf import Leaf
-from kernelhead.heads._places import as_places, check_sizes
+from kernelhead.heads._places import as_places, as_vectors, check_sizes
 from kernelhead.ops.modes import runs_kernels, transformed
 from kernelhead.ops.precision import autocast_dtype, real_dtype, unit_norm, without_autocast
 
@@ -19,11 +19,13 @@ EPS = 1e-5
 class SecondOrderHead(Leaf):
     """The mean of f f^T over places, signed square root, L2 normalisation, linear layer on its D x D entries.
 
-    Map (N, D, H, W) or tokens (N, L, D) -> logits (N, C). The same for features of any scale. The linear layer is given
-    vectors of length sqrt(D), as of D features of unit variance, and takes the learning rates of a softmax head: with
-    unit length it learns D times as slowly. The pooling runs in float32 at least: products of half-precision features
-    overflow. On CUDA those of at most 128 features go through `kernelhead.ops.second_order`, whose gradients cannot be
-    differentiated again.
+    Without `places` it is a polynomial of degree 2 on feature vectors: each is a single place.
+
+    Map (N, D, H, W) or tokens (N, L, D), or without `places` (N, D) -> logits (N, C). The same for features of any
+    scale. The linear layer is given vectors of length sqrt(D), as of D features of unit variance, and takes the
+    learning rates of a softmax head: with unit length it learns D times as slowly. The pooling runs in float32 at
+    least: products of half-precision features overflow. On CUDA those of at most 128 features go through
+    `kernelhead.ops.second_order`, whose gradients cannot be differentiated again.
     """
 
     pools = True
@@ -33,6 +35,7 @@ class SecondOrderHead(Leaf):
         in_features: int,
         num_classes: int,
         *,
+        places: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -40,12 +43,16 @@ class SecondOrderHead(Leaf):
         super().__init__()
         self.in_features = in_features
         self.num_classes = num_classes
+        self.pools = places
         self.classifier = nn.Linear(in_features**2, num_classes, device=device, dtype=dtype)
 
     def forward(self, features: Tensor) -> Tensor:
-        places = as_places(features, self.in_features, "SecondOrderHead")
+        if self.pools:
+            places = as_places(features, self.in_features, "SecondOrderHead")
+        else:
+            places = as_vectors(features, self.in_features, "SecondOrderHead").unsqueeze(1)
         logits: Tensor = self.classifier(self._embed(places))
-        return logits
+        return logits if self.pools else logits.view(*features.shape[:-1], self.num_classes)
 
     def _embed(self, places: Tensor) -> Tensor:
         """Places (N, L, D) -> (N, D * D), in the precision of the linear layer."""

@@ -32,6 +32,7 @@ LEARNED: dict[str, dict[str, object]] = {
 CONTROLS: dict[str, Head] = {
     "softmax": ("softmax", {}),
     "second-order pooling": ("second_order", {}),
+    "second-order, pooled feature": ("second_order", {"places": False}),
     "the paper's layer": ("kernel", {}),
     "the paper's layer, pooled in the RKHS": ("kernel", {"pool": "rkhs"}),
     "expansion": ("expansion", {}),
