@@ -254,8 +254,8 @@ def main():
 
 def examine_module(backbone, ops, device):
     if device == "cpu":
-        original = backbone._runs_on
-        backbone._runs_on = lambda device: True
+        original = backbone.runs_kernels
+        backbone.runs_kernels = lambda device: True
     calls, forward = [], ops.kervolution
 
     def watched(*arguments, **options):
@@ -305,7 +305,7 @@ def examine_module(backbone, ops, device):
     pairs = [(run(compiled, images, enabled), wanted) for enabled, wanted in ((False, plain), (True, autocast))]
     torchs = [t.detach().double().cpu().numpy() for t in run(layer, images.clone().requires_grad_(), False)]
     if device == "cpu":
-        backbone._runs_on = original
+        backbone.runs_kernels = original
     return {
         "calls": found,
         "dtypes": {"plain": str(plain[0].dtype), "autocast": str(autocast[0].dtype)},

@@ -372,6 +372,60 @@ def test_a_group_that_was_stopped_goes_on_among_others(shallow, small, tmp_path,
     assert min(first) > told["seconds"] / 4
 
 
+def test_stopped_while_it_is_measured_a_group_is_not_trained_again(shallow, small, tmp_path, monkeypatch):
+    settings = replace(image_settings(only=("Ours ResNet-20",), at_once=4), epochs=2)
+    runner.run(EXPERIMENTS["rectification"], tmp_path / "plain", settings, ignore)
+    measure, calls = runner._result, []
+
+    def measure_two(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return measure(*arguments)
+
+    monkeypatch.setattr(runner, "_result", measure_two)
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(EXPERIMENTS["rectification"], tmp_path / "stopped", settings, ignore)
+    assert not results_below(tmp_path / "stopped")
+    seen = []
+    runner.run(EXPERIMENTS["rectification"], tmp_path / "stopped", settings, seen.append)
+    assert [now.moment for now in seen if now.done == 0] == [None]  # nothing was trained
+    assert not list((tmp_path / "stopped" / ".partial").iterdir())
+    assert numbers_below(tmp_path / "stopped") == numbers_below(tmp_path / "plain")
+
+
+def test_stopped_while_it_is_kept_a_group_is_kept_first(shallow, small, tmp_path, monkeypatch):
+    settings = replace(image_settings(only=("Ours ResNet-20",), at_once=4), epochs=1)
+    save, saved = runner.save_result, []
+
+    def save_and_stop(path, result):
+        saved.append(path)
+        if len(saved) == 2:
+            signal.raise_signal(signal.SIGTERM)
+        save(path, result)
+
+    monkeypatch.setattr(runner, "save_result", save_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(EXPERIMENTS["rectification"], tmp_path, settings, ignore)
+    assert len(results_below(tmp_path)) == len(saved) == 4
+    assert not list((tmp_path / ".partial").iterdir())
+
+
+def test_seconds_before_a_sudden_end_are_counted(shallow, small, tmp_path, monkeypatch):
+    settings = replace(image_settings(only=("Ours ResNet-20",), at_once=4), epochs=3)
+    clock = iter(range(0, 10**9, 100))
+    monkeypatch.setattr(runner.time, "perf_counter", lambda: next(clock))
+
+    def fail(now):
+        if now.moment is not None and now.moment.epoch == 3:
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        runner.run(EXPERIMENTS["rectification"], tmp_path, settings, fail)
+    (note,) = (tmp_path / ".partial").glob("*.json")
+    assert json.loads(note.read_text())["seconds"] >= 300  # three epochs, and the clock ticks more often than that
+
+
 def test_a_lost_network_is_trained_again_and_its_result_stays(shallow, small, tmp_path):
     only = ("CIFAR-10", "SM")
     first = run("distillation", tmp_path, only=only)

@@ -19,7 +19,7 @@ from torch import nn
 
 from kernelhead.data.resident import ResidentImages, channel_statistics
 from kernelhead.train import checkpoint as checkpoints
-from kernelhead.train.checkpoint import load_checkpoint
+from kernelhead.train.checkpoint import identify, load_checkpoint
 from kernelhead.train.loop import Run, train
 from kernelhead.train.member import Member
 from kernelhead.train.schedule import Schedule
@@ -447,3 +447,20 @@ def test_compiled_losses_are_those_of_eager_steps():
 
 if __name__ == "__main__":
     child(**globals()["arguments"])
+
+
+def test_a_teacher_may_move_and_may_not_change(tmp_path):
+    """What it is decides whether a training goes on, and not where it is."""
+    data, schedule = make_data(), Schedule(epochs=1, batch_size=8)
+
+    def identity(path):
+        return identify([Run("lenet5", "softmax", 0.1, teacher=str(path))], [data], 3, schedule)
+
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "model.safetensors").write_bytes(b"a network")
+    first = identity(tmp_path / "one")
+    assert identity(tmp_path / "one" / "model.safetensors") == first
+    (tmp_path / "one").rename(tmp_path / "two")
+    assert identity(tmp_path / "two") == first
+    (tmp_path / "two" / "model.safetensors").write_bytes(b"another")
+    assert identity(tmp_path / "two") != first

@@ -1,6 +1,5 @@
 """nn.Conv2d that takes the kernels of `kernelhead.ops` where they apply, alone and with what follows it in a ResNet."""
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -8,12 +7,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kernelhead.backbones._base import rectify
+from kernelhead.ops.modes import runs_kernels
 from kernelhead.ops.precision import autocast_enabled
 
 if TYPE_CHECKING:
     from kernelhead.ops.conv_norm import Layer
-
-TRITON = find_spec("triton") is not None  # imported where it is used: `import kernelhead` does without
 
 
 class Conv3x3(nn.Conv2d):
@@ -41,7 +39,7 @@ class Conv3x3(nn.Conv2d):
 
     def has_kernels(self, x: Tensor) -> bool:
         """Whether there are any for this kind of convolution, device and precision."""
-        return TRITON and x.is_cuda and self._is_plain() and self._dtype(x) == torch.bfloat16
+        return runs_kernels(x.device) and self._is_plain() and self._dtype(x) == torch.bfloat16
 
     def _is_plain(self) -> bool:
         return (

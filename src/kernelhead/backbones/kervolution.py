@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernelhead.backbones.conv3x3 import TRITON
-from kernelhead.ops.modes import transformed
+from kernelhead.ops.modes import runs_kernels, transformed
 from kernelhead.ops.precision import autocast_dtype, without_autocast
 
 
@@ -62,8 +61,4 @@ class GaussianKervolution2d(nn.Conv2d):
 
 def _has_kernels(images: Tensor) -> bool:
     """Whether there are any for these. There is none for the gradient of hidden features, or of an image."""
-    return _runs_on(images.device) and not (images.requires_grad and torch.is_grad_enabled()) and not transformed()
-
-
-def _runs_on(device: torch.device) -> bool:
-    return TRITON and device.type == "cuda"
+    return runs_kernels(images.device) and not (images.requires_grad and torch.is_grad_enabled()) and not transformed()

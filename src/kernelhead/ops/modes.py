@@ -13,9 +13,17 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
-@lru_cache
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def runs_kernels(device: torch.device) -> bool:
-    """Whether those that multiply bfloat16 run there: on CUDA, and where triton is installed."""
-    return (
-        device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0) and find_spec("triton") is not None
-    )
+    """Whether those that multiply bfloat16 run there: on CUDA from Ampere on, and where triton is installed.
+
+    They import it where they are used: `import kernelhead` does without.
+    """
+    return _runs_kernels(device)
+
+
+@lru_cache
+def _runs_kernels(device: torch.device) -> bool:
+    if device.type != "cuda" or not torch.cuda.is_available():  # as for a tensor without data
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0) and find_spec("triton") is not None

@@ -27,11 +27,13 @@ from kernelhead.paper.store import Job, Store
 from kernelhead.results import save_result, write_bytes
 from kernelhead.train.checkpoint import BrokenCheckpointError, load_checkpoint, save_checkpoint
 from kernelhead.train.config import TrainConfig
+from kernelhead.train.interrupt import deferred_interrupts
 from kernelhead.train.loop import Moment, Run, Trained, predict, train
 from kernelhead.train.saved import SavedClassifier, load_classifier, save_classifier
 from kernelhead.train.schedule import Schedule
 
 PARTIAL = ".partial"  # the folder of what is being trained
+NOTE_SECONDS = 60.0  # between two notes of how long a group has been trained
 HELD_OUT = 0.1  # of the training images: 5,000 of CIFAR's
 
 
@@ -184,9 +186,17 @@ def _train(
     note = checkpoint.with_suffix(".json")
     began = time.perf_counter() - _read_note(note)["seconds"]
 
+    noted = 0.0
+
     def write_note() -> None:
-        found = {"paths": paths, "seconds": time.perf_counter() - began}
-        write_bytes(note, json.dumps(found).encode())
+        nonlocal noted
+        noted = time.perf_counter()
+        write_bytes(note, json.dumps({"paths": paths, "seconds": noted - began}).encode())
+
+    def tell(moment: Moment) -> None:
+        if time.perf_counter() - noted > NOTE_SECONDS:  # about as often as there is a checkpoint
+            write_note()
+        progress(Progress(0, 0, what, moment))
 
     write_note()
     try:
@@ -197,22 +207,33 @@ def _train(
             schedule,
             compiled=settings.compiled,
             checkpoint=checkpoint,
-            progress=lambda moment: progress(Progress(0, 0, what, moment)),
+            progress=tell,
         )
     except KeyboardInterrupt:
         write_note()
         raise
     seconds = (time.perf_counter() - began) / len(jobs)
-    for job, result, training, testing in zip(jobs, trained, images, test, strict=True):
-        if job.choosing or store.read(job.path) is None:
-            _record(job, result, opened, training, testing, seconds, len(jobs))
-            store.forget(job.path)
-        elif result.diverged_at is None:  # its network was missing, and what was measured stays
-            _save_network(job, result, opened)
-        else:
+    # All are measured before the first is kept: a group that is stopped in between goes on from its checkpoint.
+    results = [
+        _result(job, found, opened, training, testing, seconds, len(jobs))
+        if job.choosing or store.read(job.path) is None
+        else None  # its network was missing, and what was measured stays
+        for job, found, training, testing in zip(jobs, trained, images, test, strict=True)
+    ]
+    for job, found, result in zip(jobs, trained, results, strict=True):
+        if result is None and found.diverged_at is not None:
             raise ValueError(f"{job.path} has no network beside it, and training it again diverged; delete it")
-    for leftover in checkpoint.parent.glob(f"{checkpoint.stem}*"):
-        leftover.unlink()
+    with deferred_interrupts() as interruption:
+        for job, found, result in zip(jobs, trained, results, strict=True):
+            if not job.choosing and (result is None or result["accuracy"] is not None):
+                _save_network(job, found, opened)
+            if result is not None:
+                save_result(job.path, result)
+                store.forget(job.path)
+        for leftover in checkpoint.parent.glob(f"{checkpoint.stem}*"):
+            leftover.unlink()
+    if interruption.requested:
+        raise KeyboardInterrupt
 
 
 def _digest(paths: Sequence[str]) -> str:
@@ -283,7 +304,7 @@ def _embed(saved: SavedClassifier, data: Images) -> tuple[Tensor, Tensor]:
     return predict(model, data), predict(model.backbone, data).to(data.labels.device)
 
 
-def _record(
+def _result(
     job: Job,
     trained: Trained,
     opened: Opened,
@@ -291,7 +312,7 @@ def _record(
     testing: Images,
     seconds: float,
     at_once: int,
-) -> None:
+) -> dict[str, Any]:
     per_epoch = len(trained.losses) // job.epochs
     result: dict[str, Any] = {
         "experiment": job.recipe.data,
@@ -323,9 +344,7 @@ def _record(
         alpha = getattr(trained.model.head, "alpha", None)
         if alpha is not None:
             result["alpha"] = alpha.detach().float().tolist()
-        if not job.choosing:
-            _save_network(job, trained, opened)
-    save_result(job.path, result)
+    return result
 
 
 def _save_network(job: Job, trained: Trained, opened: Opened) -> None:

@@ -61,13 +61,25 @@ def identify(runs: "Sequence[Run]", data: "Sequence[Images]", num_classes: int, 
     """What must be the same for a training to go on from a checkpoint."""
     labels = {id(images): digest({"labels": images.labels.cpu()}) for images in data}  # most often one for all runs
     return {
-        "runs": [asdict(run) for run in runs],
+        "runs": [_identity(run) for run in runs],
         "schedule": asdict(schedule),
         "classes": num_classes,
         "images": len(data[0]),
         "size": data[0].size,
         "labels": [labels[id(images)] for images in data],
     }
+
+
+def _identity(run: "Run") -> dict[str, Any]:
+    """A run, with what its files contain in the place of their paths: they may be moved."""
+    from kernelhead.train.saved import classifier_file  # which needs this module
+
+    plain = asdict(run)
+    for settings, name in ((plain, "teacher"), (plain["backbone_options"], "weights")):
+        if settings.get(name):
+            with classifier_file(Path(settings[name])).open("rb") as file:
+                settings[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return plain
 
 
 class History:

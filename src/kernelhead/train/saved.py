@@ -58,9 +58,14 @@ def is_foreign(file: Path) -> bool:
             return False
 
 
+def classifier_file(path: Path) -> Path:
+    """The file of a classifier, for the folder of its training or that file."""
+    return path / MODEL_FILE if path.is_dir() else path
+
+
 def load_classifier(path: Path) -> SavedClassifier:
     """Read a classifier from its file, or from the folder of its training. It is in evaluation mode, on the CPU."""
-    file = path / MODEL_FILE if path.is_dir() else path
+    file = classifier_file(path)
     if not file.exists():
         if path.is_dir() and (path / "result.json").exists():
             raise FileNotFoundError(f"the training in {path} diverged and left no classifier, as result.json says")
