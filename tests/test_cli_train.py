@@ -151,6 +151,22 @@ def test_settings_shown_can_be_given_back(work):
     assert not (work / "runs" / "train" / "pictures-cifar_resnet8-kernel-seed0").exists()
 
 
+def test_a_batch_size_that_nobody_chose_is_not_among_the_settings_shown(work):
+    options = ["--data", "pictures", "--backbone", "cifar_resnet8", "--epochs", 1, "--device", "cpu"]
+    shown = succeed("train", *options, "--show-config").stdout
+    assert "batch_size: null" in shown
+    assert "batch_size: 128" in succeed("train", "--data", "cifar10", "--show-config").stdout
+    (work / "fitted.yaml").write_text(shown)
+    succeed("train", "--config", "fitted.yaml", "--out", "fitted")
+    assert load_result(work / "fitted" / "result.json")["config"]["batch_size"] < 64
+
+
+@pytest.mark.parametrize("option", [("--head", "foo"), ("--head-option", "foo=1")])
+def test_a_head_that_cannot_be_is_said_before_weights_are_fetched(work, monkeypatch, option):
+    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", lambda *_, **__: pytest.fail("fetched"))
+    assert "'foo'" in sentence("train", "--data", "pictures", "--backbone", "resnet18", "--pretrained", *option)
+
+
 def test_a_training_is_not_written_over(trained):
     folder, _ = trained
     before = contents(folder)
@@ -254,6 +270,9 @@ def test_a_network_that_the_last_step_broke(trained, work):
     )
     assert load_result(work / "broken" / "result.json")["diverged_at"] == 0
     assert "diverged and left no classifier" in sentence("predict", "broken", "pictures")
+    for more in ([], ["--resume"]):
+        again = sentence("train", "--data", "pictures", *SMALL, "--out", "broken", *more)
+        assert again == "broken holds a training that diverged, see its result.json; --out names another place"
     saved = load_classifier(trained[0])  # as it was kept once
     with torch.no_grad():
         saved.model.head.weight.fill_(math.nan)

@@ -463,6 +463,8 @@ def test_files_without_a_head_to_show(tmp_path):
     assert "weights that are not finite" in error(state, "--head-option", "coefficients=relu")
     ours = invoke("inspect", save(tmp_path, "kernel"), "--head-option", "coefficients=relu")
     assert str(ours.exception).endswith("says itself how its head was made: leave out --head-option")
+    missing = invoke("inspect", tmp_path / "none.pt", "--head-option", "coefficients=relu")
+    assert str(missing.exception).startswith("there is no trained classifier in")
 
 
 def test_the_example_runs(capsys):

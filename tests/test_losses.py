@@ -221,3 +221,16 @@ def test_bad_input_is_one_sentence(changed, sentence):
     given |= {"target": torch.arange(4), "backend": "chunked", **changed}
     with pytest.raises((ValueError, TypeError), match=sentence):
         kernel_cross_entropy(**given)
+
+
+@pytest.mark.parametrize("options", [{"landmarks": 6}, {"prototypes": 2, "aggregate": "sum"}, {"pool": "rkhs"}])
+def test_heads_without_a_fused_loss_take_its_options_at_their_defaults(options):
+    torch.manual_seed(0)
+    head = KernelClassifier(4, 3, **options)
+    features, target = torch.randn(8, 4, 2, 2) if head.pools else torch.randn(8, 4), torch.arange(8) % 3
+    expected = F.cross_entropy(head(features), target)
+    for given in ({"backend": "auto"}, {"backend": "eager"}, {"mode": "auto", "negligible": 0.0}):
+        torch.testing.assert_close(head.loss(features, target, **given), expected)
+    for given in ({"backend": "chunked"}, {"mode": "speed"}, {"negligible": 1e-3}):
+        with pytest.raises(ValueError, match="are for the fused loss of class weights"):
+            head.loss(features, target, **given)

@@ -300,6 +300,17 @@ def test_where_places_cannot_be_had_the_reason_is_said(name, reason):
     assert all(torch.equal(after[key], tensor) for key, tensor in state.items())
 
 
+def test_sounds_come_padded_too():
+    sizes = {"conv_dim": (16,) * 2, "conv_kernel": (10, 3), "conv_stride": (5, 2), "feat_extract_norm": "layer"}
+    sizes |= {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2, "classifier_proj_size": 16}
+    network = transformers.Wav2Vec2ForSequenceClassification(transformers.Wav2Vec2Config(**SMALL, **sizes)).eval()
+    sounds = torch.randn(2, 400)
+    with pytest.raises(ValueError, match="reads padded texts or sounds"):
+        kernelize(network, 3, pool="rkhs", inputs={"input_values": sounds})
+    kernelize(network, 3, inputs={"input_values": sounds})
+    assert network(sounds, attention_mask=torch.ones(2, 400).long()).logits.shape == (2, 3)
+
+
 @pytest.mark.parametrize("name", [name for name in NETWORKS if name.startswith("transformers/")][::4])
 def test_transformers_know_their_classes(name):
     network, inputs = make(name)

@@ -52,9 +52,9 @@ def inspect(
             )
         description = describe(head_of_weights(checkpoint, head_options(head_option) or {}))
     else:
+        saved = load_classifier(checkpoint)
         if head_option is not None:
             raise ValueError(f"{checkpoint} says itself how its head was made: leave out --head-option")
-        saved = load_classifier(checkpoint)
         head = saved.model.head
         if not isinstance(head, KernelClassifier):
             raise ValueError(f"the head {saved.run.head!r} has no kernel to show; the heads kernel and linear have one")

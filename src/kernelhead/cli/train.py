@@ -98,7 +98,7 @@ def train(
 ) -> None:
     """Train a classifier on images and keep it.
 
-    Every setting has a default, which --show-config shows.
+    Every setting but --data has a default, which --show-config shows; that of the batch size follows the pictures.
     On several GPUs: torchrun --nproc-per-node N -m kernelhead train ..
     """
     given = dict(locals())
@@ -112,11 +112,12 @@ def train(
         config = out / job.CONFIG_FILE
     given["head_options"] = head_options(own["head_option"])
     settings = make_config(config, given)
+    chosen_batch = says(config, given, "batch_size")
     if show_config:
-        print(settings.to_yaml(), end="")
+        fitted = not chosen_batch and not settings.small  # to the pictures that there are, if nobody chooses it
+        print((replace(settings, batch_size=None) if fitted else settings).to_yaml(), end="")
         return
     folder = out or Path("runs", "train", settings.name)
-    chosen_batch = says(config, given, "batch_size")
     if resume and not chosen_batch and (folder / job.CONFIG_FILE).exists():  # it was fitted to the data
         settings = replace(settings, batch_size=make_config(folder / job.CONFIG_FILE, {}).batch_size)
     job.check_place(folder, settings, resume)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 KERNELS = ("learned", "linear", "polynomial", "rbf")
 AGGREGATES = ("logsumexp", "sum")
+FUSED = {"backend": "auto", "mode": "auto", "negligible": 0.0}  # what only a fused loss can be told, and its defaults
 
 
 def _fixed_coefficients(kernel: str, degree: int, gamma: float) -> Tensor | None:
@@ -246,9 +247,15 @@ class KernelClassifier(Leaf):
 
         features as `forward` takes them, target (...): labels of the same leading shape. Options are those of
         `kernel_cross_entropy`: ignore_index, label_smoothing, reduction, backend, mode. Landmarks, pooling and
-        aggregate="sum" have no fused loss: there, it is `F.cross_entropy` of the logits, with the first three.
+        aggregate="sum" have no fused loss: there, it is `F.cross_entropy` of the logits.
         """
         if not self._has_fused_loss:
+            fused = {name: options.pop(name, usual) for name, usual in FUSED.items()}
+            if fused not in (FUSED, {**FUSED, "backend": "eager"}):
+                raise ValueError(
+                    f"{', '.join(FUSED)} are for the fused loss of class weights and of prototypes with logsumexp; "
+                    "landmarks, pooling and aggregate='sum' have none"
+                )
             logits = self(features)
             return F.cross_entropy(logits.reshape(-1, self.num_classes), target.reshape(-1), **options)
         vectors = as_vectors(features, self.in_features, "KernelClassifier")

@@ -1,5 +1,6 @@
 """What torchvision, timm and transformers know about their networks beside the weights."""
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,9 +30,11 @@ def unpooled_prefix(model: nn.Module) -> int:
     return int(getattr(model, "num_prefix_tokens", 0)) if leaves_out else 0
 
 
-def reads_padded_text(model: nn.Module) -> bool:
-    """Whether a network of transformers reads texts, which come padded to one length."""
-    return getattr(model, "main_input_name", None) == "input_ids"
+def reads_padded_sequences(model: nn.Module) -> bool:
+    """Whether a network of transformers reads texts or sounds, which come padded to one length."""
+    kind = getattr(model, "main_input_name", "pixel_values")
+    masked = "attention_mask" in inspect.signature(model.forward).parameters
+    return kind == "input_ids" or (kind != "pixel_values" and masked)
 
 
 def set_num_classes(model: nn.Module, num_classes: int) -> None:

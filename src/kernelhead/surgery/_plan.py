@@ -160,9 +160,9 @@ def pooling_plan(
     model: nn.Module, plan: Plan, inputs: Inputs | None, edits: list[Edit], heads: dict[str, nn.Module]
 ) -> tuple[Plan, tuple[str, ...]]:
     """Where the heads, by the name of the layer, get their places from: tried on a copy, after `edits`."""
-    if libraries.reads_padded_text(model):
+    if libraries.reads_padded_sequences(model):
         raise ValueError(
-            f"{type(model).__name__} reads padded texts, and a mean over places would count the padding; "
+            f"{type(model).__name__} reads padded texts or sounds, and a mean over places would count the padding; "
             "use a head that takes the network's own features"
         )
     if plan.trace is None:

@@ -19,8 +19,9 @@ from kernelhead.data.open import Opened, open_data
 from kernelhead.data.packed import PictureFiles, progress_of
 from kernelhead.data.packed_folders import remember_folder
 from kernelhead.data.streamed import StreamedImages
+from kernelhead.heads import create_head
 from kernelhead.metrics import accuracy, summary
-from kernelhead.results import save_result
+from kernelhead.results import BrokenResultError, load_result, save_result
 from kernelhead.train.checkpoint import History
 from kernelhead.train.config import TrainConfig, check_same, save_config
 from kernelhead.train.distributed import World
@@ -76,12 +77,21 @@ def check_place(out: Path, config: TrainConfig, resume: bool) -> None:
         raise PermissionError(f"{out} cannot be made or written to, because of {nearest}; --out names another place")
     begun = (out / CHECKPOINT_FILE).exists() or History(out / CHECKPOINT_FILE, {}).previous.exists()
     done = (out / MODEL_FILE).exists() or (out / "result.json").exists()
+    if _says_diverged(out / "result.json"):
+        raise FileExistsError(f"{out} holds a training that diverged, see its result.json; --out names another place")
     if (begun or done) and not resume:
         raise FileExistsError(f"{out} already holds a training; --resume goes on with it, --out names another place")
     if done and not begun:
         raise FileExistsError(f"{out} holds a training without a checkpoint to go on from; --out names another place")
     if begun and (out / CONFIG_FILE).exists():
         check_same(out / CONFIG_FILE, config)
+
+
+def _says_diverged(result: Path) -> bool:
+    try:
+        return result.exists() and load_result(result)["diverged_at"] is not None
+    except (BrokenResultError, KeyError):
+        return False
 
 
 def check_network(config: TrainConfig) -> None:
@@ -92,6 +102,7 @@ def check_network(config: TrainConfig) -> None:
     if not config.small:
         need_pillow()
     try:
+        create_head(config.head, 2, 2, **config.head_options)  # before a backbone's weights are fetched
         config.run().create(2)
     except OSError as error:
         if not config.pretrained:
