@@ -159,7 +159,7 @@ def test_few_images_are_in_memory_at_a_time(tmp_path, monkeypatch):
         started.append(path)
         return b"12345", 7
 
-    monkeypatch.setattr(packed_module, "_encode", encode)
+    monkeypatch.setattr(packed_module, "encode_jpeg", encode)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
 
     def progress(done, total):
@@ -203,3 +203,21 @@ def test_what_is_no_folder(tmp_path, packed_folder):
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(ValueError, match="not a readable file of packed images"):
         open_folder(tmp_path / "a.txt", short_side=64)
+
+
+def test_a_single_picture_is_no_data_and_the_sentence_says_what_would_be(folder):
+    with pytest.raises(ValueError, match=r"0\.png is not a readable file of packed images") as caught:
+        open_folder(folder / "ant" / "0.png", short_side=64)
+    assert "__metadata__" not in str(caught.value)
+    assert "expected is a folder of class folders of pictures, or a file that 'kernelhead data pack'" in str(
+        caught.value
+    )
+
+
+def test_a_class_of_which_nothing_can_be_read_is_refused(folder, packed_folder):
+    (folder / "cat" / "0.png").write_text("no picture")
+    with pytest.raises(
+        ValueError, match=r"no image of class 'cat' could be read, .*cat/0\.png .*every class needs some"
+    ):
+        open_folder(folder, short_side=64)
+    assert list(packed_folder.iterdir()) == []

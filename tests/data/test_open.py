@@ -171,6 +171,17 @@ def test_a_packed_file(folder, tmp_path):
     assert_colours(images, [0] * 5 + [1] * 4 + [2] * 6)
 
 
+def test_a_packed_file_that_lacks_a_class_is_not_for_training(folder, tmp_path):
+    sources, classes = find_images(folder)
+    pack([source for source in sources if source.label != 1], classes, tmp_path / "mine.safetensors")
+    with pytest.raises(
+        ValueError, match=r"mine\.safetensors has no image of class 'green' to train on; every class needs"
+    ):
+        open_data(str(tmp_path / "mine.safetensors"), EXPECTED, CPU)
+    images, _, _ = open_for_testing(str(tmp_path / "mine.safetensors"), EXPECTED, CPU)
+    assert_colours(images, [0] * 5 + [2] * 6)
+
+
 def test_the_margin_says_how_much_of_a_picture_is_seen(tmp_path, data):
     """A white frame of two pixels around 32 is cut away, and seen with a margin of 1."""
     for name in ("blue", "red"):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kernelhead.data.packed import PackedImages, Source, find_images, pack
+from kernelhead.data.packed import PackedImages, Source, find_images, find_pictures, pack
 
 
 def picture(width=40, height=30, seed=0):
@@ -83,6 +83,35 @@ def test_nothing_readable_is_an_error_and_leaves_no_file(tmp_path):
     assert not (tmp_path / "a.safetensors").exists()
 
 
+def test_a_class_of_which_nothing_can_be_read_is_refused_and_leaves_no_file(folder, tmp_path):
+    (folder / "eel").mkdir()
+    (folder / "eel" / "x.jpg").write_text("no picture")
+    (folder / "eel" / "y.jpg").write_text("no picture")
+    with pytest.raises(ValueError, match=r"no image of class 'eel' could be read, .*x\.jpg .*; every class needs some"):
+        pack(*find_images(folder), tmp_path / "a.safetensors", every_class=True)
+    assert not (tmp_path / "a.safetensors").exists()
+    picture().save(folder / "eel" / "z.jpg")
+    packed = pack(*find_images(folder), tmp_path / "a.safetensors", every_class=True)
+    assert packed.labels.tolist() == [0, 0, 0, 1, 1, 1, 2]
+
+
+def test_gifs_count_with_their_first_picture(folder, tmp_path):
+    frames = [Image.new("RGB", (40, 30), colour) for colour in ("red", "blue")]
+    frames[0].save(folder / "cat" / "moving.GIF", save_all=True, append_images=frames[1:])
+    assert find_pictures([folder / "cat"])[-1] == folder / "cat" / "moving.GIF"
+    packed = pack(*find_images(folder), tmp_path / "a.safetensors")
+    assert packed.labels.tolist() == [0, 0, 0, 0, 1, 1, 1]
+    assert np.abs(packed.image(3) - np.array([255.0, 0, 0])).max() <= 3  # once through JPEG
+
+
+def test_pictures_of_32_bits_are_left_out(folder, tmp_path):
+    for name, dtype in (("float", np.float32), ("whole", np.int32)):
+        Image.fromarray(np.full((30, 40), 200, dtype)).save(folder / "cat" / f"{name}.tif")
+    packed = pack(*find_images(folder), tmp_path / "a.safetensors")
+    assert len(packed) == 6
+    assert packed.left_out == [str(folder / "cat" / "float.tif"), str(folder / "cat" / "whole.tif")]
+
+
 def test_folders_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         find_images(tmp_path / "none")
@@ -100,7 +129,8 @@ def test_files_cut_short_are_refused(folder, tmp_path, keep):
     path = tmp_path / "a.safetensors"
     pack(*find_images(folder), path)
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(ValueError, match="not a readable file of packed images"):
+    reason = "it has .* bytes, .* expected" if keep == -1 else "it has no header of one"
+    with pytest.raises(ValueError, match=rf"not a readable file of packed images \({reason}\)"):
         PackedImages(path)
 
 
@@ -108,11 +138,13 @@ def test_other_files_are_refused(tmp_path):
     import safetensors.numpy
 
     path = tmp_path / "other.safetensors"
-    path.write_bytes(safetensors.numpy.save({"jpeg": np.zeros(3, np.uint8)}))
-    with pytest.raises(ValueError, match="not a readable file of packed images"):
-        PackedImages(path)
-    path.write_bytes(b"\xff" * 100)
-    with pytest.raises(ValueError, match="not a readable file of packed images"):
+    whole = safetensors.numpy.save({"jpeg": np.zeros(3, np.uint8)})
+    for content in (whole, b"\xff" * 100, (8).to_bytes(8, "little") + b"\xff" * 8):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"not a readable file of packed images \(it has no header of one\)"):
+            PackedImages(path)
+    path.write_bytes(safetensors.numpy.save({"jpeg": np.zeros(3, np.uint8)}, {"format": "another"}))
+    with pytest.raises(ValueError, match=r"not a readable file of packed images \(its format is 'another'\)"):
         PackedImages(path)
 
 

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from PIL import Image
 from scipy.stats import norm
 
-from kernelhead.data.packed import PictureFiles, find_images, open_picture, pack
+from kernelhead.data.packed import PictureFiles, find_images, pack
+from kernelhead.data.picture import open_picture
 from kernelhead.data.streamed import IMAGENET_MEAN, IMAGENET_STD, StreamedImages, colour_shift
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]

@@ -49,7 +49,8 @@ def data_list() -> None:
     packed = packed_folders()
     if packed:
         _show_folders(packed)
-        print_plain(f"in {packed_place()}; 'kernelhead data clean' removes those that are of no use any more")
+        hint = "'kernelhead data clean' shows those that are of no use any more, and --yes removes them"
+        print_plain(f"in {packed_place()}; {hint}")
 
 
 @data_app.command("get")
@@ -114,6 +115,7 @@ def data_pack(
             classes,
             out,
             short_side=short_side,
+            every_class=True,
             progress=lambda done, n: progress(f"packing {folder}", done, n),
         )
     _show_packed(packed)

@@ -15,6 +15,7 @@ from kernelhead.data.cifar import data_folder
 from kernelhead.data.packed import PackedImages, Progress, Source, find_images, pack, progress_of
 
 TEST_FOLDERS = ("test", "val", "valid", "validation")
+READING = 2  # how pictures are read: another number packs all folders again
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,12 @@ def open_folder(
     named in `left_out` of the packed images.
     """
     if folder.is_file():
-        return _hold_out(PackedImages(folder), holdout, seed)
+        try:
+            packed = PackedImages(folder)
+        except ValueError as error:
+            expected = "a folder of class folders of pictures, or a file that 'kernelhead data pack' made of one"
+            raise ValueError(f"{error}; expected is {expected}") from error
+        return _hold_out(packed, holdout, seed)
     test = next((folder / name for name in TEST_FOLDERS if (folder / name).is_dir()), None)
     if test is None or not (folder / "train").is_dir():
         return _hold_out(_pack_once(folder, folder.resolve().name, short_side, progress), holdout, seed)
@@ -83,12 +89,13 @@ def _pack_once(folder: Path, name: str, short_side: int, progress: Progress | No
     path = data_folder() / "packed" / f"{plain_name}-{digest_of(folder, sources, short_side)}.safetensors"
     if path.exists():
         return PackedImages(path)
-    return pack(sources, classes, path, short_side=short_side, progress=progress_of(f"packing {folder}", progress))
+    report = progress_of(f"packing {folder}", progress)
+    return pack(sources, classes, path, short_side=short_side, every_class=True, progress=report)
 
 
 def digest_of(folder: Path, sources: list[Source], short_side: int) -> str:
-    """Changes with the names, sizes or times of the files, and with the short side."""
-    digest = hashlib.sha256(f"{short_side}\n".encode())
+    """Changes with the names, sizes or times of the files, with the short side, and with how pictures are read."""
+    digest = hashlib.sha256(f"{READING} {short_side}\n".encode())
     for source in sources:
         stat = source.path.stat() if source.path.exists() else source.path.lstat()  # a link may lead nowhere
         digest.update(os.fsencode(f"{source.path.relative_to(folder)}\0{stat.st_size}\0{stat.st_mtime_ns}\n"))

@@ -51,6 +51,7 @@ def open_data(
         train, test, classes = open_folder(
             _existing(data), short_side=short_side, holdout=holdout, seed=seed, progress=progress
         )
+        _need_every_class(data, train, classes)
     return Opened(
         stream(train, expected, device, workers),
         stream(test, expected, device, workers),
@@ -114,6 +115,13 @@ def _open_cifar(name: str, device: torch.device, expected: Input | None = None) 
     test = ResidentImages(images.x_test, images.y_test, mean=mean, std=std, device=device)
     own = Input(32, tuple((mean / 255).tolist()), tuple((std / 255).tolist()))
     return Opened(train, test, NAMES[name], own, [])
+
+
+def _need_every_class(data: str, train: Split, classes: list[str]) -> None:
+    """A packed file may name a class of which it has no image, which a folder cannot."""
+    missing = set(range(len(classes))) - set(train.images.labels[train.index.numpy()].tolist())
+    if missing:
+        raise ValueError(f"{data} has no image of class {classes[min(missing)]!r} to train on; every class needs some")
 
 
 def _existing(data: str) -> Path:
