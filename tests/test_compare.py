@@ -236,6 +236,50 @@ def test_a_classifier_that_did_not_converge_is_named(circles, monkeypatch):
     assert "hasty stopped before it converged." in found.table().notes
 
 
+class Broken(LogisticRegression):
+    """Fails on all samples, not on the few of the warm-up, as it is told to."""
+
+    def fit(self, x, y):
+        if len(y) > 16 and self.random_state is None:
+            raise RuntimeError("it broke\nat a place that nobody knows")
+        return super().fit(x, y)
+
+    def predict_proba(self, x):
+        return super().predict_proba(x) * (np.nan if len(x) > 16 else 1.0)
+
+
+def test_a_classifier_that_fails_leaves_the_others_their_results(circles, monkeypatch):
+    broken = comparing.Method("broken", lambda seed: Broken())
+    monkeypatch.setitem(comparing.BASELINES, "logistic", broken)
+    monkeypatch.setitem(comparing.BASELINES, "svm", comparing.Method("vague", lambda seed: Broken(random_state=0)))
+    told = []
+    found = compare(
+        *circles,
+        heads=[],
+        baselines=["logistic", "svm", "knn"],
+        folds=2,
+        done=lambda so_far: told.append(so_far.results[-1].name),
+    )
+    assert [result.name for result in found.results] == told == ["knn"]
+    assert found.table().notes[1:] == [
+        "broken failed: it broke",
+        "vague failed: its probabilities are not finite numbers",
+    ]
+    with pytest.raises(ValueError, match=r"broken failed: it broke$"):
+        compare(*circles, heads=[], baselines=["logistic"], folds=2)
+
+
+@pytest.mark.parametrize("exponent", [1000, -1000])
+def test_extreme_features_give_the_same_comparison(circles, monkeypatch, exponent):
+    monkeypatch.setattr(layer_training, "STEPS", 5)
+    monkeypatch.setattr(layer_training, "DOUBLINGS", 0)
+    x, y = circles
+    chosen = {"heads": ["kernel", "layer"], "baselines": ["logistic", "svm", "knn"], "folds": 2}
+    usual, extreme = compare(x, y, **chosen), compare(x * 2.0**exponent, y, **chosen)
+    assert extreme.notes == []
+    assert [each.accuracy for each in extreme.results] == [each.accuracy for each in usual.results]
+
+
 def test_with_many_samples_the_svm_waits_to_be_asked(monkeypatch, circles):
     monkeypatch.setattr(comparing, "MANY", 100)
     monkeypatch.setattr(comparing, "BASELINES", {name: comparing.BASELINES[name] for name in ("logistic", "svm")})
@@ -420,6 +464,7 @@ def test_names_may_be_numbers(tmp_path, names):
     [
         ("a.npz", None, {}, "there is no file"),
         ("a.npz", b"PK nothing", {}, "not a readable .npz file"),
+        ("a.npz", b"junk of some kind", {}, r"a\.npz is not a readable \.npz file$"),
         ("a.npy", b"", {}, "labels come in a file of their own"),
         ("a.txt", b"1", {}, "none of the known kinds of files, .npz, .npy, .csv, .tsv"),
         ("a.parquet", b"PAR1", {}, "not a readable parquet file"),
@@ -469,7 +514,7 @@ def test_arrays_that_are_not_found_are_named(tmp_path, rng):
         load_features(tmp_path / "b.npz")
     for path in ("x.npy", "y.npy"):
         (tmp_path / path).write_bytes(b"no array")
-    with pytest.raises(ValueError, match=r"x.npy is not a readable .npy file"):
+    with pytest.raises(ValueError, match=r"x\.npy is not a readable \.npy file of a plain array$"):
         load_features(tmp_path / "x.npy", tmp_path / "y.npy")
 
 

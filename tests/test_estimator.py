@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
-from sklearn.datasets import load_digits, load_iris, make_circles, make_moons
+from sklearn.datasets import load_breast_cancer, load_digits, load_iris, make_circles, make_moons
 from sklearn.exceptions import NotFittedError
 from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_score
@@ -19,7 +19,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import kernelhead
 from kernelhead import KernelClassifier, KernelHeadClassifier, estimator, ridge
-from kernelhead.landmark_training import Samples, Trainer, calibrate, random_landmarks
+from kernelhead.estimator_options import scalings_in_range
+from kernelhead.landmark_training import Samples, Trainer, calibrate, follow_shares, random_landmarks
 from kernelhead.weighting import weigh
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "estimator_digits.py"
@@ -253,6 +254,29 @@ def test_features_of_any_scale_and_place(moons, options):
     assert np.mean(fitted.predict(x[200:]) == moved_too.predict(moved[200:])) > 0.95
 
 
+@pytest.mark.parametrize("exponent", [1000, 600, -600, -1000])
+def test_extreme_features_are_scaled_exactly(exponent):
+    """By a power of two nothing is rounded, so that even the kernel is the same."""
+    x, y = load_iris(return_X_y=True)
+    x, factor = np.hstack([x, np.full((150, 1), 3.0), np.zeros((150, 1))]), 2.0**exponent
+    plain = KernelHeadClassifier().fit(x[::2], y[::2])
+    extreme = KernelHeadClassifier().fit(x[::2] * factor, y[::2])
+    np.testing.assert_array_equal(extreme.scale_ / factor, plain.scale_)
+    np.testing.assert_array_equal(extreme.predict_proba(x[1::2] * factor), plain.predict_proba(x[1::2]))
+    assert plain.score(x[1::2], y[1::2]) > 0.95
+
+
+def test_an_extreme_feature_beside_usual_ones_hides_none():
+    x, y = load_iris(return_X_y=True)
+    units = np.array([1e300, 1.0, 1.0, 1e-300])
+    mean, scales = scalings_in_range(x * units, np.ones(150))
+    np.testing.assert_allclose(mean / units, x.mean(0))
+    np.testing.assert_allclose(scales[0] / units, x.std(0))
+    assert KernelHeadClassifier().fit(x[::2] * units, y[::2]).score(x[1::2] * units, y[1::2]) > 0.94
+    constant = np.hstack([x, np.full((150, 1), 1e300)])
+    assert KernelHeadClassifier().fit(constant[::2], y[::2]).score(constant[1::2], y[1::2]) > 0.94
+
+
 def test_probabilities_are_calibrated_by_the_exact_solver():
     rng = np.random.default_rng(1)
     x = rng.normal(size=(2000, 5))
@@ -480,6 +504,40 @@ def test_it_learns_by_and_by(moons):
     again = pickle.loads(pickle.dumps(model))
     np.testing.assert_array_equal(again.predict_proba(x), model.predict_proba(x))
     assert again.partial_fit(x[:50], y[:50]).score(x[200:], y[200:]) > 0.9
+
+
+@pytest.mark.parametrize(("load", "others"), [(load_breast_cancer, 0), (load_breast_cancer, 5), (load_iris, 0)])
+def test_a_first_batch_of_mostly_one_class_is_recovered_from(load, others):
+    x, y = load(return_X_y=True)
+    first = np.r_[np.flatnonzero(y == 0)[:200], np.flatnonzero(y == 1)[:others]]
+    model = KernelHeadClassifier(landmarks=64, random_state=0)
+    model.partial_fit(x[first], y[first], classes=np.unique(y))
+    assert (model.predict(x[first]) == 0).mean() > 0.95
+    for _ in range(30):
+        model.partial_fit(x, y)
+    assert model.score(x, y) > 0.94
+
+
+def test_what_the_first_batch_fixes_waits_for_a_second_class(moons, monkeypatch):
+    monkeypatch.setattr(estimator, "LEFT_OUT", 60)
+    x, y = moons
+    none, one = x[y == 0], x[y == 1]
+    model = KernelHeadClassifier(**ADAM).partial_fit(none[:50], [0] * 50, classes=[0, 1])
+    model.partial_fit(none[50:100], [0] * 50)
+    model = pickle.loads(pickle.dumps(model)).partial_fit(one[:30], [1] * 30)
+    both = np.vstack([none[40:100], one[:30]])
+    np.testing.assert_allclose(model.mean_, both.mean(0))
+    settled = model.mean_
+    np.testing.assert_array_equal(model.partial_fit(x, y).mean_, settled)
+
+
+def test_the_bias_follows_the_shares_of_classes(rng):
+    points = torch.from_numpy(rng.normal(size=(40, 3)))
+    samples = Samples(points, torch.zeros(40, dtype=torch.int64), torch.ones(40, dtype=torch.float64))
+    kernel = ridge.LearnedKernel(torch.tensor([0, 0, 0, 1.0], dtype=torch.float64), 0.3, 0.2, 1.0, 0.0)
+    head = random_landmarks(samples, 3, 8, kernel, 0.1, torch.Generator().manual_seed(0)).eval()
+    follow_shares(head, torch.tensor([40.0, 0, 0]), torch.tensor([50.0, 30, 20]), 0.2)
+    np.testing.assert_allclose(head(points).detach() * 0.2, np.tile([0.5, 0.3, 0.2], (40, 1)), atol=1e-6)
 
 
 def test_a_first_batch_smaller_than_the_landmarks(moons):

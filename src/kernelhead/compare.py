@@ -5,15 +5,17 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, TransformerMixin
 
 from kernelhead import metrics
 from kernelhead.comparison import Comparison, Result
 from kernelhead.estimator import KernelHeadClassifier
+from kernelhead.estimator_options import shifts
 from kernelhead.layer_training import LayerClassifier
 
 Array = NDArray[Any]
@@ -31,12 +33,24 @@ class Method:
     make: Callable[[int], Any]
 
 
+class _InRange(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Powers of two taken out of extreme features (N, D), whose squares StandardScaler could not hold."""
+
+    def fit(self, X: Array, y: Array | None = None) -> Self:
+        self.shift_ = shifts(X)
+        return self
+
+    def transform(self, X: Array) -> Array:
+        moved: Array = np.ldexp(X, -self.shift_)
+        return moved
+
+
 def _scaled(make: Callable[[int], Any]) -> Callable[[int], Any]:
     def pipeline(seed: int) -> Any:
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
 
-        return make_pipeline(StandardScaler(), make(seed))
+        return make_pipeline(_InRange(), StandardScaler(), make(seed))
 
     return pipeline
 
@@ -155,6 +169,8 @@ def compare(
 ) -> Comparison:
     """Cross-validate heads and baselines on features X (N, D) and labels y (N,), all on the same folds.
 
+    A classifier that fails has no result, but a note that says why; an error comes of it where all do.
+
     Args:
         X: real numbers, no NaN among them.
         y: of any kind, at least as many of each class as there are folds.
@@ -163,7 +179,7 @@ def compare(
         folds: of a stratified cross-validation.
         seed: of the folds and of every classifier.
         progress: called with the name of a classifier, folds done, and folds.
-        done: called after each classifier with all that is known so far.
+        done: called after each classifier that has a result, with all that is known so far.
     """
     from sklearn.model_selection import StratifiedKFold
 
@@ -175,10 +191,18 @@ def compare(
     splitter = StratifiedKFold(folds, shuffle=True, random_state=seed)
     splits = list(splitter.split(features, target))
     found = Comparison(len(features), features.shape[1], len(classes), folds, seed, notes=notes)
+    failure: Exception | None = None
     for name, method in methods.items():
-        found.results.append(_cross_validate(name, method, features, target, splits, seed, progress))
+        try:
+            found.results.append(_cross_validate(name, method, features, target, splits, seed, progress))
+        except Exception as error:  # whatever it is, what others did is not lost by it
+            failure, said = error, str(error).strip().partition("\n")[0]
+            notes.append(f"{method.label} failed: {said or type(error).__name__}")
+            continue
         if done is not None:
             done(found)
+    if not found.results:
+        raise ValueError(notes[-1]) from failure
     return found
 
 
@@ -207,6 +231,8 @@ def _cross_validate(
             answer = _answer(model, features[test])
             predict_seconds.append(time.perf_counter() - fitted)
             fit_seconds.append(fitted - started)
+            if not np.isfinite(answer).all():
+                raise ValueError("its probabilities are not finite numbers")
             truth = torch.from_numpy(target[test])
             if answer.ndim == 2:
                 logits = torch.from_numpy(answer).double().clamp(min=1e-12).log()

@@ -18,10 +18,10 @@ except ImportError as error:
         name="sklearn",
     ) from error
 
-from kernelhead.estimator_options import as_device, check_options, readable, warn_of_ignored
-from kernelhead.landmark_training import Samples, Trainer, calibrate, exact_head, random_landmarks, train
+from kernelhead.estimator_options import as_device, check_options, readable, scalings_in_range, warn_of_ignored
+from kernelhead.landmark_training import Samples, Trainer, calibrate, exact_head, follow_shares, random_landmarks, train
 from kernelhead.ridge import LearnedKernel, learn_kernel
-from kernelhead.weighting import scalings, weigh
+from kernelhead.weighting import weigh
 
 # "auto" solves exactly up to so many: there it is the more accurate on most data (docs/features.md), but its time grows
 # with their cube, its memory with their square.
@@ -122,6 +122,8 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         kernel = self._start(features, target, weight, random)
         samples = self._samples(features, target, weight)
         self._trainer: Trainer | None = None
+        self._seen = self._totals(target, weight)  # so far: `partial_fit` adds to it
+        self._alone: tuple[Array, Array, Array] | None = None  # given to `partial_fit`, while it is of one class
         if self.solver_ == "exact":
             n = len(samples)
             asked = None if n <= LEFT_OUT else torch.from_numpy(random.permutation(n)[:LEFT_OUT])
@@ -158,7 +160,8 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         """Go through X (N, D) and y (N,) once, by gradient descent at half the learning rate, without forgetting.
 
         The first call names all `classes`, unless a fit came before; it fixes the scaling and where the
-        landmarks start, and should therefore be given some hundred samples. After an exact fit only the mixing goes on.
+        landmarks start, and should therefore be given some hundred samples. As long as all that came are of one class,
+        every call starts anew with the last 500 of them. After an exact fit only the mixing goes on.
         """
         check_options(self.get_params(deep=False))
         first = not hasattr(self, "head_")
@@ -172,17 +175,27 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         unknown = np.setdiff1d(labels, self.classes_)
         if len(unknown):
             raise ValueError(f"label {unknown[0]!r} is none of the classes {self.classes_}")
-        target = np.searchsorted(self.classes_, labels)
-        features, target, weight = weigh(features, target, weight, self.class_weight, self.classes_)
+        given = (features, np.searchsorted(self.classes_, labels), weight)
+        alone = getattr(self, "_alone", None)
+        if alone is not None:
+            features, target, weight = (np.concatenate(each) for each in zip(alone, given, strict=True))
+            given = (features, target, weight)
+        features, target, weight = weigh(*given, self.class_weight, self.classes_)
         random = check_random_state(self.random_state)
-        kernel = None
+        kernel, trainer, totals = None, getattr(self, "_trainer", None), self._totals(target, weight)
         if first:
             self.solver_, self.loss_curve_ = "adam", []
-            kernel = self._start(features, target, weight, random)
+        if first or alone is not None:
+            kernel, trainer, self._seen = self._start(features, target, weight, random), None, totals
+            # One class says nothing of how to scale, nor of the kernel: that waits for a second.
+            x, t, w = (each[-LEFT_OUT:].copy() for each in given)
+            self._alone = (x, t, w) if torch.count_nonzero(totals) < 2 else None
         samples = self._samples(features, target, weight)
-        trainer = getattr(self, "_trainer", None)
         if trainer is None or trainer.head.weight.device != samples.points.device:
             trainer = self._new_trainer(samples, random, kernel)
+        if kernel is None:
+            follow_shares(trainer.head, self._seen, self._seen + totals, self.temperature_)
+            self._seen = self._seen + totals
         self.loss_curve_.append(trainer.epoch(samples, self.batch_size, lambda share: 0.5))
         self.head_, self._trainer = copy.deepcopy(trainer.head).double(), trainer
         self._tell(len(self.loss_curve_), self.loss_curve_[-1], None)
@@ -219,6 +232,10 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         weight = _check_sample_weight(sample_weight, features, dtype=np.float64, ensure_non_negative=True)
         return features, labels, weight
 
+    def _totals(self, target: Array, weight: Array) -> torch.Tensor:
+        """Weight of each class (C,)."""
+        return torch.from_numpy(np.bincount(target, weight, minlength=len(self.classes_)))
+
     def _choose_solver(self, n: int) -> str:
         if self.solver != "auto":
             return self.solver
@@ -226,7 +243,7 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
     def _start(self, features: Array, target: Array, weight: Array, random: np.random.RandomState) -> LearnedKernel:
         """Learn the kernel from a part of the samples, and whether features are scaled apart or together."""
-        self.mean_, scales = scalings(features, weight)
+        self.mean_, scales = scalings_in_range(features, weight)
         most = LEFT_OUT if self.solver_ == "exact" else LEFT_OUT // 2  # "adam" goes on learning the kernel
         part = random.permutation(len(target))[:most] if len(target) > most else np.arange(len(target))
         labels, weights = (torch.from_numpy(each[part]).to(self._device()) for each in (target, weight))

@@ -215,6 +215,17 @@ def train(
     return curve
 
 
+def follow_shares(head: KernelClassifier, before: Tensor, after: Tensor, temperature: float) -> None:
+    """Move the bias along with the classes' shares of all samples so far, given their totals (C,) of weight.
+
+    Kernel values are standardised, so that the bias is what scores are on average: these shares, over the temperature.
+    Adam's steps are far too short to bring it there from the shares of a first batch that is of one class, mostly.
+    """
+    assert head.bias is not None
+    with torch.no_grad():
+        head.bias.add_(((after / after.sum() - before / before.sum()) / temperature).to(head.bias))
+
+
 def calibrate(head: KernelClassifier, samples: Samples, temperature: float) -> float:
     """Scale a head's logits, scores over `temperature`, to the best log-loss on samples it has not seen."""
     with torch.no_grad():

@@ -56,7 +56,7 @@ def _from_npz(path: Path, features: str | None, label: str | None) -> tuple[Arra
     try:
         file = np.load(path, allow_pickle=False)
     except Exception as error:  # zipfile, zlib, numpy and struct each have errors of their own
-        raise ValueError(f"{path} is not a readable .npz file of plain arrays ({error})") from error
+        raise ValueError(f"{path} is not a readable .npz file{_reason(error)}") from error
     if isinstance(file, np.ndarray):
         raise ValueError(f"{path} is not an .npz file but a single array; is its name to end in .npy?")
     with file:
@@ -93,7 +93,12 @@ def _read_npy(path: Path) -> Array:
 def _unreadable(what: str, kind: str, error: Exception) -> ValueError:
     if "Object arrays" in str(error):
         return ValueError(f"{what} holds Python objects, which are not read from files: save text with .astype(str)")
-    return ValueError(f"{what} is not a readable {kind} ({error})")
+    return ValueError(f"{what} is not a readable {kind}{_reason(error)}")
+
+
+def _reason(error: Exception) -> str:
+    """What the error says, but for NumPy's advice to unpickle whatever it does not know: junk is no pickle."""
+    return "" if "pickle" in str(error) else f" ({error})"
 
 
 def _read_text(path: Path) -> tuple[list[str], list[Any], list[str]]:
