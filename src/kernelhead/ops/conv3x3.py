@@ -17,9 +17,9 @@ The gradient with respect to the weight is likewise a product, (columns * C_in) 
 and a row of dy have in a strip, one for each of the three tap rows. It is summed over parts of the strips, then over
 the parts: no atomics, so that the same numbers give the same result, bit for bit, whatever else runs on the device.
 
-When several networks train at once these kernels are bound by what passes through shared memory, and by how long a
-program takes, times how few of them fit on the device: so a pixel is loaded as seldom as can be, few programs take many
-pixels each, and what is the same for all of them is done once a program.
+When several networks train at once it matters, as far as counts of instructions tell, how much passes through shared
+memory and how few programs fit on the device: so a pixel is loaded as seldom as can be, few programs take many pixels
+each, and what is the same for all of them is done once a program.
 """
 
 # mypy: disable-error-code="no-untyped-call"
