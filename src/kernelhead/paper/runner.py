@@ -1,4 +1,4 @@
-"""Run what is missing of a table: several trainings at once, each recorded as soon as it is done."""
+"""Run what is missing of a table: several trainings at once, recorded as soon as they are done."""
 
 import hashlib
 import json
