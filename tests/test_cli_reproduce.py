@@ -21,7 +21,7 @@ COUNTS = {
     "kernels": (18, 30),
     "rectification": (24, 40),
     "activations": (24, 40),
-    "landmarks": (180, 300),
+    "landmarks": (186, 310),
     "saturation": (125, 225),
     "beyond": (120, 168),
 }
