@@ -19,9 +19,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import kernelhead
 from kernelhead import KernelClassifier, KernelHeadClassifier, estimator, ridge
-from kernelhead.estimator_options import scalings_in_range
 from kernelhead.landmark_training import Samples, Trainer, calibrate, follow_shares, random_landmarks
-from kernelhead.weighting import weigh
+from kernelhead.weighting import scalings, weigh
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "estimator_digits.py"
 ADAM = {"solver": "adam", "landmarks": 32, "batch_size": 32, "random_state": 0}
@@ -269,7 +268,7 @@ def test_extreme_features_are_scaled_exactly(exponent):
 def test_an_extreme_feature_beside_usual_ones_hides_none():
     x, y = load_iris(return_X_y=True)
     units = np.array([1e300, 1.0, 1.0, 1e-300])
-    mean, scales = scalings_in_range(x * units, np.ones(150))
+    mean, scales = scalings(x * units, np.ones(150))
     np.testing.assert_allclose(mean / units, x.mean(0))
     np.testing.assert_allclose(scales[0] / units, x.std(0))
     assert KernelHeadClassifier().fit(x[::2] * units, y[::2]).score(x[1::2] * units, y[1::2]) > 0.94

@@ -15,8 +15,8 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from kernelhead import metrics
 from kernelhead.comparison import Comparison, Result
 from kernelhead.estimator import KernelHeadClassifier
-from kernelhead.estimator_options import shifts
 from kernelhead.layer_training import LayerClassifier
+from kernelhead.weighting import shifts
 
 Array = NDArray[Any]
 Progress = Callable[[str, int, int], None]  # what, done, total

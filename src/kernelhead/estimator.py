@@ -18,10 +18,10 @@ except ImportError as error:
         name="sklearn",
     ) from error
 
-from kernelhead.estimator_options import as_device, check_options, readable, scalings_in_range, warn_of_ignored
+from kernelhead.estimator_options import as_device, check_options, readable, warn_of_ignored
 from kernelhead.landmark_training import Samples, Trainer, calibrate, exact_head, follow_shares, random_landmarks, train
 from kernelhead.ridge import LearnedKernel, learn_kernel
-from kernelhead.weighting import weigh
+from kernelhead.weighting import scalings, weigh
 
 # "auto" solves exactly up to so many: there it is the more accurate on most data (docs/features.md), but its time grows
 # with their cube, its memory with their square.
@@ -243,7 +243,7 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
     def _start(self, features: Array, target: Array, weight: Array, random: np.random.RandomState) -> LearnedKernel:
         """Learn the kernel from a part of the samples, and whether features are scaled apart or together."""
-        self.mean_, scales = scalings_in_range(features, weight)
+        self.mean_, scales = scalings(features, weight)
         most = LEFT_OUT if self.solver_ == "exact" else LEFT_OUT // 2  # "adam" goes on learning the kernel
         part = random.permutation(len(target))[:most] if len(target) > most else np.arange(len(target))
         labels, weights = (torch.from_numpy(each[part]).to(self._device()) for each in (target, weight))

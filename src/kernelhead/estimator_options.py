@@ -1,4 +1,4 @@
-"""The options of the estimator: whether they can be, are of use, and the device they name; and features it can read."""
+"""The options of the estimator: whether they can be, whether they are of use, and the device they name."""
 
 import warnings
 from collections.abc import Mapping
@@ -7,16 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-
-from kernelhead.weighting import scalings
 
 SOLVERS = ("auto", "exact", "adam")
 OF_ADAM = ("landmarks", "epochs", "batch_size", "learning_rate")  # what "exact" has no use for
 OF_STOPPING = ("validation_fraction", "patience")  # what "adam" uses with early stopping alone
-FARTHEST = 400  # squares of 2^400 and of 2^-400 are numbers of float64, and so are sums and small parts of them
-
-Array = NDArray[Any]
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -73,27 +67,3 @@ def readable(given: Any) -> Any:
         return given
     given = given.detach().cpu()
     return given.float() if given.dtype is torch.bfloat16 else given
-
-
-def shifts(features: Array) -> Array:
-    """Powers of two (D,), as exponents, over which the columns of features (N, D) and their squares are in range.
-
-    Zeros for usual features. Others have one in common, but for columns that are 2^400 times larger or smaller than
-    most: beside the larger ones nothing is seen of the smaller, unless each is scaled by its own deviation.
-    """
-    size = np.abs(features).max(0)
-    exponent = np.frexp(size)[1]
-    if np.abs(exponent).max() <= FARTHEST:
-        return np.zeros_like(exponent)
-    middle = int(np.median(exponent[size > 0]))
-    shift: Array = exponent - np.clip(exponent - middle, -FARTHEST, FARTHEST)
-    return np.where(size > 0, shift, middle)
-
-
-def scalings_in_range(features: Array, weight: Array) -> tuple[Array, list[Array]]:
-    """`scalings` of features (N, D) whose squares may overflow or vanish. The mean of a constant is that very value."""
-    shift = shifts(features)
-    mean, scales = scalings(np.ldexp(features, -shift), weight)
-    lowest, highest = features.min(0), features.max(0)
-    mean = np.where(lowest == highest, lowest, np.ldexp(mean, shift))
-    return mean, [np.ldexp(scale, shift) for scale in scales]

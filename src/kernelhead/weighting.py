@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils import compute_class_weight
 
+FARTHEST = 400  # squares of 2^400 and of 2^-400 are numbers of float64, and so are sums and small parts of them
+
 Array = NDArray[Any]
 
 
@@ -27,15 +29,35 @@ def weigh(
 def scalings(features: Array, weight: Array) -> tuple[Array, list[Array]]:
     """The mean (D,) of features (N, D), and by what they may be divided: each by its own deviation, or all by one.
 
-    Deviations are units of measurement, and say nothing; or they are signal, and the smallest are mostly noise.
+    Deviations are units of measurement, and say nothing; or they are signal, and the smallest are mostly noise. The
+    mean of a constant is that very value.
     """
-    wide = features.astype(np.float64, copy=False)
+    shift = shifts(features)
+    wide = np.ldexp(features.astype(np.float64, copy=False), -shift)
     mean: Array = np.average(wide, axis=0, weights=weight)
     deviation = np.sqrt(np.average((wide - mean) ** 2, axis=0, weights=weight))
     varies = deviation > 10 * np.finfo(features.dtype).eps * np.abs(mean)
     common = np.sqrt(np.mean(deviation[varies] ** 2)) if varies.any() else 1.0
     own = np.where(varies, deviation, common)
-    return mean, [own] if np.allclose(own, common, rtol=0.01) else [own, np.full_like(own, common)]
+    scales = [own] if np.allclose(own, common, rtol=0.01) else [own, np.full_like(own, common)]
+    lowest, highest = features.min(0), features.max(0)
+    mean = np.where(lowest == highest, lowest, np.ldexp(mean, shift))
+    return mean, [np.ldexp(scale, shift) for scale in scales]
+
+
+def shifts(features: Array) -> Array:
+    """Powers of two (D,), as exponents, over which the columns of features (N, D) and their squares are in range.
+
+    Zeros for usual features. Others have one in common, but for columns that are 2^400 times larger or smaller than
+    most: beside the larger ones nothing is seen of the smaller, unless each is scaled by its own deviation.
+    """
+    size = np.abs(features).max(0)
+    exponent = np.frexp(size)[1]
+    if np.abs(exponent).max() <= FARTHEST:
+        return np.zeros_like(exponent)
+    middle = int(np.median(exponent[size > 0]))
+    shift: Array = exponent - np.clip(exponent - middle, -FARTHEST, FARTHEST)
+    return np.where(size > 0, shift, middle)
 
 
 def _class_weighted(target: Array, weight: Array, class_weight: dict[Any, float] | str | None, classes: Array) -> Array:

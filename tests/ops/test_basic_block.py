@@ -6,7 +6,6 @@ As in test_conv3x3.py, this file runs itself as a program, which prints what it 
 import copy
 import itertools
 import json
-import sys
 
 import pytest
 import torch
@@ -22,15 +21,12 @@ VARIANTS = [((3, 5, 7), True), ((2, 4, 6), False)]  # (N, H, W), rectified
 CASES = list(itertools.product(CHANNELS, VARIANTS))
 FEW = {f"{channels} by few programs": channels for channels in CHANNELS[:2]}
 
-needs_triton = pytest.mark.skipif(sys.platform != "linux", reason="triton is made for Linux, where torch brings it")
-
 
 def name(channels, variant):
     size, rectified = variant
     return f"{channels} {size} {'rectified' if rectified else 'linear'}"
 
 
-@needs_triton
 @pytest.mark.parametrize("case", [*itertools.starmap(name, CASES), *FEW])
 def test_value_and_gradients(found, case):
     """Errors relative to the largest value: each of a block's tensors is rounded to bfloat16, see test_conv_norm.py.
@@ -49,33 +45,27 @@ def test_value_and_gradients(found, case):
     assert here["batches"] == [8, 8]
 
 
-@needs_triton
 def test_same_numbers_give_the_same_bits(found):
     assert found["repeatable"]
 
 
-@needs_triton
 def test_only_what_is_wanted(found):
     """Without gradients of x, or of the weights, those that remain are the same."""
     assert found["partly"] == [True, True]
 
 
-@needs_triton
 def test_what_is_not_a_number_stays_so(found):
     assert found["nan"] == [True, True]
 
 
-@needs_triton
 def test_operators_are_what_they_declare(found):
     assert set(found["opcheck"].values()) == {"SUCCESS"}
 
 
-@needs_triton
 def test_compiled_without_a_break(found):
     assert found["compiled"]
 
 
-@needs_triton
 def test_what_is_supported(found):
     assert found["supported"] == [True, True, False, False, False, False]
 
@@ -105,7 +95,6 @@ def composed(block, x, rectified):
     return F.relu(linear + x) if rectified else linear + x
 
 
-@needs_triton
 def test_a_network_is_the_composition(found):
     """Relative errors of features and running variances against float64; the same network compiled."""
     network = found["network"]

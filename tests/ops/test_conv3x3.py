@@ -6,7 +6,6 @@ program, which prints what it found.
 
 import itertools
 import json
-import sys
 
 import pytest
 import torch
@@ -30,10 +29,7 @@ STRIPS = [  # channels, and what else `other_strips` takes
 ]
 OTHERS = {f"{channels} in strips {tiles} {parts}": (channels, tiles, parts) for channels, tiles, parts in STRIPS}
 
-needs_triton = pytest.mark.skipif(sys.platform != "linux", reason="triton is made for Linux, where torch brings it")
 
-
-@needs_triton
 @pytest.mark.parametrize("case", [*CASES, *FEW, *OTHERS])
 def test_value_and_gradients(found, case):
     here = found[case]
@@ -46,17 +42,14 @@ def test_value_and_gradients(found, case):
     assert here["layouts"]
 
 
-@needs_triton
 def test_same_numbers_give_the_same_bits(found):
     assert found["repeatable"]
 
 
-@needs_triton
 def test_what_is_supported(found):
     assert found["supported"] == [True, False, False, False, False]
 
 
-@needs_triton
 def test_gradients_cannot_be_differentiated_again(found):
     assert "autograd" in found["double backward"]
 
@@ -83,7 +76,6 @@ def test_module_takes_what_the_kernels_do_not(options):
     assert torch.equal(ours(x), plain(x))
 
 
-@needs_triton
 @pytest.mark.parametrize("way", ["plain", "compiled"])
 def test_module_under_autocast_and_compile(found, way):
     """Value and gradients are those of nn.Conv2d."""

@@ -6,7 +6,6 @@ As in test_conv3x3.py, this file runs itself as a program, which prints what it 
 import copy
 import itertools
 import json
-import sys
 
 import pytest
 import torch
@@ -21,14 +20,11 @@ VARIANTS = [((2, 8, 8), True), ((3, 5, 7), True), ((5, 3, 3), False)]  # (N, H, 
 CASES = [(channels, *variant) for channels, variant in itertools.product(CHANNELS, VARIANTS)]
 FEW = {f"{channels} by few programs": channels for channels in CHANNELS[:3]}
 
-needs_triton = pytest.mark.skipif(sys.platform != "linux", reason="triton is made for Linux, where torch brings it")
-
 
 def name(channels, size, rectified):
     return f"{channels} {size} {'rectified' if rectified else 'linear'}"
 
 
-@needs_triton
 @pytest.mark.parametrize("case", [*itertools.starmap(name, CASES), *FEW])
 def test_value_and_gradients(found, case):
     here = found[case]
@@ -44,7 +40,6 @@ def test_value_and_gradients(found, case):
     assert here["batches"] == 8
 
 
-@needs_triton
 def test_a_small_variance_beside_a_large_mean(found):
     """A mean of 100 deviations: in squares of the values themselves float32 would leave the variance few digits.
 
@@ -55,32 +50,26 @@ def test_a_small_variance_beside_a_large_mean(found):
     assert found["large mean, later"] < 1e-5
 
 
-@needs_triton
 def test_two_steps_in_a_row(found):
     assert max(found["second step"]) < 1e-5
 
 
-@needs_triton
 def test_same_numbers_give_the_same_bits(found):
     assert found["repeatable"]
 
 
-@needs_triton
 def test_what_is_not_a_number_stays_so(found):
     assert found["nan"] == [True, True]
 
 
-@needs_triton
 def test_operators_are_what_they_declare(found):
     assert set(found["opcheck"].values()) == {"SUCCESS"}
 
 
-@needs_triton
 def test_compiled_without_a_break(found):
     assert found["compiled"]
 
 
-@needs_triton
 def test_what_is_supported(found):
     assert found["supported"] == [True, False, False, False]
 

@@ -6,7 +6,6 @@ program, which prints what it found.
 
 import itertools
 import json
-import sys
 
 import pytest
 import torch
@@ -16,8 +15,6 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-2}
 SHAPES = [(1, 7, 3), (37, 19, 401), (131, 24, 257)]  # N, D, C: one sample, primes, classes below a tile and above two
 TOTALS = [0.0, 1.0, 50.0, 500.0]  # of the coefficients: the range of logits
 PARTS = ("loss", "features", "weight", "alpha")
-
-needs_triton = pytest.mark.skipif(sys.platform != "linux", reason="triton is made for Linux, where torch brings it")
 
 
 def make_case(shape, degree, prototypes, total, dtype, device="cpu", one_large=False):
@@ -120,7 +117,6 @@ def test_gradcheck(mode, prototypes, smoothing):
     assert torch.autograd.gradcheck(loss, (features, weight, alpha))
 
 
-@needs_triton
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 def test_triton(found, dtype):
     cases = found[dtype]
@@ -129,13 +125,11 @@ def test_triton(found, dtype):
         assert max(worst[part] for part in PARTS) < tolerance(dtype, worst["total"]), (name, worst)
 
 
-@needs_triton
 def test_triton_end_points(found):
     assert max(found["end points"].values()) < 1e-5
     assert found["end points matter"] > 0.1
 
 
-@needs_triton
 def test_triton_leaves_out_what_is_negligible(found):
     for name, here in found["negligible"].items():
         assert here["tiles"] < 0.4, name
@@ -143,26 +137,22 @@ def test_triton_leaves_out_what_is_negligible(found):
         assert max(here["against whole"].values()) < 1e-2, (name, here)  # other sums of the same halves
 
 
-@needs_triton
 def test_triton_repeats_itself(found):
     assert found["same bits"]
     assert found["a second backward pass"] == 0
 
 
-@needs_triton
 def test_triton_says_which_are_right(found):
     assert found["right"] == found["right, exactly"]
     assert 0 < sum(found["right"]) < len(found["right"])
 
 
-@needs_triton
 def test_triton_ignores_what_it_is_told_to(found):
     assert found["ignored loss"] == 0
     assert found["ignored gradient"] == 0
     assert max(found["others"].values()) < 1e-5
 
 
-@needs_triton
 def test_triton_leaves_out_unwanted_gradients(found):
     assert found["without weight"] == [True, False, True]
     assert max(found["without weight, errors"].values()) < 1e-5

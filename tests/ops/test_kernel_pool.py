@@ -5,7 +5,6 @@ interpreted: as in `test_cross_entropy`, this file runs itself as a program, whi
 import copy
 import itertools
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -26,8 +25,6 @@ DEGREES = (1, 7, 20)
 # as much. Slopes and vectors of a gradient's product are bfloat16: 2^-9 each when rounded, as on a GPU, and 2^-8 when
 # cut, as by the interpreter; a gradient in bfloat16 adds one more.
 TOLERANCE = {"value a degree": 2**-11, "alpha a power": 2**-11, "features": 2e-2, "weight": 2e-2}
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="triton is made for Linux, where torch brings it")
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

@@ -4,7 +4,6 @@ in `test_conv3x3`, this file runs itself as a program, which prints what it foun
 
 import itertools
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -32,8 +31,6 @@ SHAPES = [
 # once: by half a step on a GPU, by up to a whole one in the interpreter, which cuts bfloat16.
 VALUE = {"float32": 1e-5, "bfloat16": 2**-7, "float16": 2**-10}
 GRADIENTS = 1e-5
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="triton is made for Linux, where torch brings it")
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

@@ -5,7 +5,6 @@ in `test_conv3x3`, this file runs itself as a program, which prints what it foun
 import copy
 import itertools
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -26,8 +25,6 @@ SHAPES = [(1, 49, 3), (3, 64, 64), (2, 1, 17), (2, 131, 24), (1, 65, 128), (5, 1
 VALUE = {"float32": 1e-5, "bfloat16": 2**-7, "float16": 2**-10}
 GRADIENT = 2e-2
 EPS = 1e-5
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="triton is made for Linux, where torch brings it")
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

@@ -58,7 +58,7 @@ class SecondOrderHead(Leaf):
         """Places (N, L, D) -> (N, D * D), in the precision of the linear layer."""
         device = places.device
         dtype = autocast_dtype(self.classifier.weight.dtype, device.type)
-        if _has_kernels(device):
+        if runs_kernels(device) and not transformed():
             from kernelhead.ops import second_order as ops
 
             if ops.supported(places, dtype):
@@ -72,9 +72,3 @@ class SecondOrderHead(Leaf):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, num_classes={self.num_classes}"
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _has_kernels(device: torch.device) -> bool:
-    """Whether those of `kernelhead.ops.second_order` run there, and would be right."""
-    return runs_kernels(device) and not transformed()
