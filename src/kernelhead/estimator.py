@@ -123,7 +123,7 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         samples = self._samples(features, target, weight)
         self._trainer: Trainer | None = None
         self._seen = self._totals(target, weight)  # so far: `partial_fit` adds to it
-        self._alone: tuple[Array, Array, Array] | None = None  # given to `partial_fit`, while it is of one class
+        self._alone: list[Array] | None = None  # given to `partial_fit`, while it is of one class
         if self.solver_ == "exact":
             n = len(samples)
             asked = None if n <= LEFT_OUT else torch.from_numpy(random.permutation(n)[:LEFT_OUT])
@@ -175,12 +175,12 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         unknown = np.setdiff1d(labels, self.classes_)
         if len(unknown):
             raise ValueError(f"label {unknown[0]!r} is none of the classes {self.classes_}")
-        given = (features, np.searchsorted(self.classes_, labels), weight)
+        given: list[Array] = [features, np.searchsorted(self.classes_, labels), weight]
         alone = getattr(self, "_alone", None)
         if alone is not None:
-            features, target, weight = (np.concatenate(each) for each in zip(alone, given, strict=True))
-            given = (features, target, weight)
-        features, target, weight = weigh(*given, self.class_weight, self.classes_)
+            given = [np.concatenate(each) for each in zip(alone, given, strict=True)]
+        features, target, weight = given
+        features, target, weight = weigh(features, target, weight, self.class_weight, self.classes_)
         random = check_random_state(self.random_state)
         kernel, trainer, totals = None, getattr(self, "_trainer", None), self._totals(target, weight)
         if first:
@@ -188,8 +188,8 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         if first or alone is not None:
             kernel, trainer, self._seen = self._start(features, target, weight, random), None, totals
             # One class says nothing of how to scale, nor of the kernel: that waits for a second.
-            x, t, w = (each[-LEFT_OUT:].copy() for each in given)
-            self._alone = (x, t, w) if torch.count_nonzero(totals) < 2 else None
+            single = torch.count_nonzero(totals) < 2
+            self._alone = [each[-LEFT_OUT:].copy() for each in given] if single else None
         samples = self._samples(features, target, weight)
         if trainer is None or trainer.head.weight.device != samples.points.device:
             trainer = self._new_trainer(samples, random, kernel)
