@@ -142,14 +142,21 @@ class Member:
         else:
             gradients = list(torch.autograd.grad(loss, self.parameters))
         with torch.no_grad():
-            torch._foreach_mul_(self.velocity, self.schedule.momentum)
-            torch._foreach_add_(self.velocity, gradients)
-            first = 0
+            rate, first = self.rates[self.step_index].squeeze(), 0
             for group in self.groups:
                 own = slice(first, first := first + len(group["params"]))
-                torch._foreach_add_(self.velocity[own], self.parameters[own], alpha=group["weight_decay"])
-            change = torch._foreach_mul(self.velocity, self.rates[self.step_index].squeeze())
-            torch._foreach_sub_(self.parameters, change)
+                torch._fused_sgd_(
+                    self.parameters[own],
+                    [_laid_out(*pair) for pair in zip(gradients[own], self.parameters[own], strict=True)],
+                    self.velocity[own],
+                    weight_decay=group["weight_decay"],
+                    momentum=self.schedule.momentum,
+                    lr=rate,
+                    dampening=0.0,
+                    nesterov=False,
+                    maximize=False,
+                    is_first_step=False,  # velocities begin as zeros
+                )
             figures = self.world.mean(torch.stack([loss.detach().float(), accuracy]))
             self.losses.index_copy_(0, self.step_index, figures[:1])
             self.accuracies.index_copy_(0, self.step_index, figures[1:])
@@ -202,6 +209,11 @@ def _compile(function: Callable[P, R]) -> Callable[P, R]:
     limit = config.patch(recompile_limit=config.accumulated_recompile_limit)
     compiled: Callable[P, R] = limit(torch.compile(function, fullgraph=True, dynamic=False))
     return compiled
+
+
+def _laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """A gradient with its elements in the order of the parameter's, as the fused update walks through both."""
+    return gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)
 
 
 def _teacher(path: str, num_classes: int, device: torch.device) -> nn.Module:
