@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernelhead.data.cifar import Images, Labels
 from kernelhead.data.images import Batch
+from kernelhead.ops.modes import runs_kernels
 
 PAD = 4
 
@@ -61,6 +62,11 @@ class ResidentImages:
 
     def augmented(self, index: Tensor, noise: Tensor) -> Batch:
         """Likewise, each image shifted by up to 4 pixels both ways and flipped half of the time (Appendix B)."""
+        if not torch.compiler.is_compiling() and runs_kernels(self.labels.device):  # a compiler fuses by itself
+            from kernelhead.ops import crop  # imports triton
+
+            stored = self.padded, self.labels, self.chosen
+            return crop.cropped(*stored, index, noise, self.mean, self.std, self.size)
         shift = (noise[:, :2] * (2 * PAD + 1)).long()
         rows = shift[:, :1] + self.span
         columns = shift[:, 1:] + torch.where(noise[:, 2:] < 0.5, self.size - 1 - self.span, self.span)

@@ -8,8 +8,8 @@ feature vectors (..., D), or, where True, a feature map (N, D, H, W) or tokens (
 import inspect
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from kernelhead.heads import _loss
 from kernelhead.heads.expansion import ExpansionHead
 from kernelhead.heads.frozen import FrozenKernelClassifier
 from kernelhead.heads.kernel import KernelClassifier
@@ -42,8 +42,7 @@ def loss_and_hits(head: nn.Module, features: Tensor, target: Tensor) -> tuple[Te
     """The mean cross-entropy of a head's logits with labels (N,), and which samples it classifies so (N,)."""
     if isinstance(head, KernelClassifier):
         return head.loss_and_hits(features, target)
-    logits = head(features)
-    return F.cross_entropy(logits, target), logits.detach().argmax(1) == target
+    return _loss.loss_and_hits(head(features), target)
 
 
 __all__ = [

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from kernelhead import kernels
 from kernelhead.coefficients import activation, initial_raw
+from kernelhead.heads import _loss
 from kernelhead.heads._leaf import Leaf
 from kernelhead.heads._places import as_places, as_vectors, check_sizes
 from kernelhead.heads.frozen import FrozenKernelClassifier
@@ -267,8 +268,7 @@ class KernelClassifier(Leaf):
         """The mean loss (), and which samples have their own class on top (N,). features (N, D), target (N,)."""
         backend = cross_entropy.choose(features, self.weight) if self._has_fused_loss else "eager"
         if backend == "eager":
-            logits = self(features)
-            return F.cross_entropy(logits, target), logits.detach().argmax(1) == target
+            return _loss.loss_and_hits(self(features), target)
         vectors = as_vectors(features, self.in_features, "KernelClassifier")
         alpha = self.alpha / self.temperature
         losses, hits = cross_entropy.fused_nll(

@@ -60,11 +60,11 @@ class Member:
         self.accuracies = torch.full_like(self.rates, torch.nan)
         self.step_index = torch.zeros(1, dtype=torch.long, device=device)
         self.part = world.part(schedule.batch_size)
-        self.lane = torch.arange(schedule.batch_size, device=device)[self.part]
         self.resident = isinstance(data, ResidentImages)
         if self.resident:
-            self.order = torch.empty(len(data), dtype=torch.long, device=device)
-            self.noise = torch.empty(len(data), data.draws, device=device)
+            sizes = self.steps, len(range(schedule.batch_size)[self.part])
+            self.order = torch.empty(sizes, dtype=torch.long, device=device)
+            self.noise = torch.empty(*sizes, data.draws, device=device)
         self.stream: Iterator[Batch] | None = None
         self.fed: list[Tensor] = []
         self.prepared: tuple[int, Tensor, Tensor] | None = None
@@ -90,11 +90,12 @@ class Member:
     def start_epoch(self, epoch: int, first_step: int = 0) -> None:
         """Go to the step `first_step` of an epoch."""
         order, noise = self.prepare_epoch(epoch)
-        if self.resident:
-            self.order.copy_(order, non_blocking=True)
-            self.noise.copy_(noise, non_blocking=True)
-            return
         size = self.schedule.batch_size
+        if self.resident:
+            for place, values in ((self.order, order), (self.noise, noise)):
+                batches = values[: self.steps * size].view(self.steps, size, *values.shape[1:])
+                place.copy_(batches[:, self.part], non_blocking=True)
+            return
         places = [slice(step * size, (step + 1) * size) for step in range(first_step, self.steps)]
         self.stream = self.data.batches((order[at][self.part], noise[at][self.part]) for at in places)
 
@@ -117,8 +118,9 @@ class Member:
     def _forward(self) -> tuple[Tensor, Tensor]:
         """Loss and share of correct answers of the next batch."""
         if self.resident:
-            position = self.step_index.remainder(self.steps) * self.schedule.batch_size + self.lane
-            images, labels = self.data.augmented(self.order[position], self.noise[position])
+            step = self.step_index.remainder(self.steps)
+            index, noise = (epoch.index_select(0, step).squeeze(0) for epoch in (self.order, self.noise))
+            images, labels = self.data.augmented(index, noise)
         else:
             images, labels = self.fed
         device = labels.device.type
