@@ -1,6 +1,6 @@
 """The launch tables of the convolutions of CIFAR ResNets, chosen for throughput: 8 networks that train at once.
 
-    python benchmarks/conv_search.py [--seconds 90] [--branches 8] [--json results/bench/conv_search.json]
+    python benchmarks/conv_search.py [--seconds 90] [--branches 8] [--only KIND ..] [--json FILE]
 
 Each candidate is timed as it is used: a CUDA graph with parallel branches, each with inputs and outputs of its own at
 batch 128; microseconds a call and branch, the median of its replays. Kernels are compiled on all cores first. Prints
@@ -32,6 +32,7 @@ CALLS = 4  # of a branch
 TABLES: dict[str, dict[Any, Any]] = {
     "forward": conv3x3.FORWARD,
     "dgrad": conv3x3.DGRAD,
+    "dgrad_sums": conv3x3.DGRAD_SUMS,
     "wgrad": conv3x3.WGRAD,
     "normalize": conv_norm.NORMALIZE,
     "sums": conv_norm.SUMS,
@@ -74,6 +75,9 @@ class Data:
             return conv_norm.convolve(x, layer)[0]
         if kind == "dgrad":
             return conv3x3.dgrad(dy, layer.weight, self.stride, self.size, self.size, x.dtype)
+        if kind == "dgrad_sums":  # and the pass that follows
+            between = x, self.statistics, layer.scale, layer.bias
+            return conv_norm.denormalize_between(dy, layer.weight, *between)[0]
         if kind == "wgrad":
             return conv3x3.wgrad(x, dy, layer.weight, self.stride)
         if kind == "normalize":
@@ -133,10 +137,10 @@ def map_candidates(kind: str, key: Key) -> Iterator[conv3x3.Tiles]:
     source, target = (channels, out) if kind == "forward" else (out, channels)
     side = SHAPES[key] // stride if kind == "forward" else SHAPES[key]
     for group, rows, (block, warps) in itertools.product((1, 2, 4), (1, 2, 4), ((64, 4), (128, 8))):
-        reach = group // 2 + 1 if kind == "dgrad" and stride == 2 else stride * (group - 1) + 3
+        reach = group // 2 + 1 if kind != "forward" and stride == 2 else stride * (group - 1) + 3
         if not 32 <= group * target <= 64 or (group == 4 and channels > 3):
             continue
-        if kind == "dgrad" and (group % stride or rows % stride):
+        if kind != "forward" and (group % stride or rows % stride):
             continue
         for columns in sorted({1 if group == 1 or source == 64 else 2, triton.next_power_of_2(reach)}):
             steps, wide = triton.cdiv(reach, columns), _power(columns * source)
@@ -151,7 +155,7 @@ def map_candidates(kind: str, key: Key) -> Iterator[conv3x3.Tiles]:
                     continue
                 # For the statistics the compiler takes more registers than it needs: fewer let another program in.
                 fewer = 128 if warps == 8 or group * target == 32 else 168
-                limits = (None, fewer) if kind == "forward" and stages == 1 else (None,)
+                limits = (None, fewer) if kind != "dgrad" and stages == 1 else (None,)
                 strips = BATCH * side // group // block * (side // rows)
                 for registers, blocks in itertools.product(limits, numbers(strips, 1)):
                     yield conv3x3.Tiles(group, columns, rows, ahead, block, blocks, warps, stages, registers)
@@ -244,9 +248,9 @@ class Search:
         return sorted(self.times[case], key=self.times[case].__getitem__)
 
 
-def run(seconds: float, branches: int) -> list[dict[str, Any]]:
+def run(seconds: float, branches: int, only: list[str]) -> list[dict[str, Any]]:
     started = time.perf_counter()
-    work = {case: list(dict.fromkeys(candidates(*case))) for case in cases()}
+    work = {case: list(dict.fromkeys(candidates(*case))) for case in cases() if case[0] in only}
     made = compiled(work, started + 0.55 * seconds)
     print(f"{sum(map(len, made.values()))} ready after {time.perf_counter() - started:.0f} s", flush=True)
     found = Search(branches)
@@ -289,11 +293,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=90)
     parser.add_argument("--branches", type=int, default=8)
+    parser.add_argument("--only", nargs="+", choices=TABLES, default=list(TABLES), metavar="KIND")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.manual_seed(0)
     with torch.no_grad():
-        rows = run(options.seconds, options.branches)
+        rows = run(options.seconds, options.branches, options.only)
     show(rows)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,8 @@ def few_programs():
     """
     from kernelhead.ops import conv3x3, conv_norm
 
-    small = [(table, {"block": 16, "blocks": 99}) for table in (conv3x3.FORWARD, conv3x3.DGRAD)]
+    maps = conv3x3.FORWARD, conv3x3.DGRAD, conv3x3.DGRAD_SUMS
+    small = [(table, {"block": 16, "blocks": 99}) for table in maps]
     small += [(table, {"elements": 512, "blocks": 99}) for table in (conv_norm.NORMALIZE, conv_norm.BACKWARD)]
     small += [(conv3x3.WGRAD, {"block": 16, "parts": 2}), (conv_norm.SUMS, {"elements": 512, "parts": 2})]
     kept = [dict(table) for table, _ in small]
@@ -33,7 +34,8 @@ def other_strips(channels, tiles, parts):
     """Strips of (group, columns, rows, ahead) forward and for the input's gradient, (group, columns, rows) for dw."""
     from kernelhead.ops import conv3x3
 
-    tables = [table for table in (conv3x3.FORWARD, conv3x3.DGRAD, conv3x3.WGRAD) if channels in table]
+    every = conv3x3.FORWARD, conv3x3.DGRAD, conv3x3.DGRAD_SUMS, conv3x3.WGRAD
+    tables = [table for table in every if channels in table]
     kept = [table[channels] for table in tables]
     for table, how in zip(tables, kept, strict=True):
         changes = parts if table is conv3x3.WGRAD else tiles

@@ -4,7 +4,8 @@
 
 The kernels are those of `kernelhead.ops.conv_norm`. As one operation the block has x once among its inputs, so that the
 two gradients that meet there, of the first convolution and of the shortcut, are added where the first is computed: the
-shortcut's is never written, and no kernel of its own adds them.
+shortcut's is never written, and no kernel of its own adds them. The gradient of what is between its layers is summed
+where it is computed, for that of the first BatchNorm.
 """
 
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from kernelhead.ops import conv3x3, conv_norm
-from kernelhead.ops.conv_norm import Layer, convolve, denormalize, normalize, normalized
+from kernelhead.ops.conv_norm import Layer, convolve, denormalize, denormalize_between, normalize, normalized
 
 
 def supported(x: Tensor, first: Tensor, second: Tensor, stride: int) -> bool:
@@ -96,8 +97,7 @@ def _backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
     dz = conv3x3.channels_last(dz)
     dy2, dscale2, dbias2 = denormalize(dz, z, y2, statistics2, scale2, bias2, ctx.rectified)
     dweight2 = conv3x3.wgrad(between, dy2, weight2, 1) if ctx.needs_input_grad[4] else None
-    dbetween = conv3x3.input_gradient(between, weight2, dy2, 1)
-    dy, dscale, dbias = denormalize(dbetween, None, y, statistics, scale, bias, True)
+    dy, dscale, dbias = denormalize_between(dy2, weight2, y, statistics, scale, bias)
     dweight = conv3x3.wgrad(x, dy, weight, ctx.stride) if ctx.needs_input_grad[1] else None
     dx = None
     if ctx.needs_input_grad[0]:

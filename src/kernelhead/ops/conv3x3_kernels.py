@@ -40,6 +40,13 @@ def lanes_inside(lanes, first, row: tl.constexpr, LOWEST: tl.constexpr, HEIGHT: 
 
 
 @triton.jit
+def factor_and_shift(statistics, scale, bias, c, C: tl.constexpr):
+    """BatchNorm as a multiplication and an addition. In one place, as forward and backward must agree on the sign."""
+    factor = tl.load(scale + c) * tl.load(statistics + C + c)
+    return factor, tl.load(bias + c) - tl.load(statistics + c) * factor
+
+
+@triton.jit
 def shortcut_gradient(passed, rectified, at, kept):
     gradient = tl.load(passed + at, mask=kept, other=0.0).to(tl.float32)
     if rectified is not None:
@@ -85,6 +92,10 @@ def map_kernel(
     eps=0.0,
     passed=None,  # shaped like the source: what a shortcut adds to the target, where `rectified` is None or positive
     rectified=None,
+    sums=None,  # (programs, 2, C_TARGET); where the target is dL/dz of z = relu(normalised y): as by `sums_kernel`
+    y=None,
+    scale=None,
+    bias=None,
 ):
     across: tl.constexpr = (W_TARGET + GROUP - 1) // GROUP
     down: tl.constexpr = (H_TARGET + ROWS - 1) // ROWS
@@ -115,6 +126,10 @@ def map_kernel(
         taps = taps + (matrix.to(tl.bfloat16),)  # type: ignore[assignment]  # noqa: RUF005 - Triton knows no stars
     if partial is not None:
         mean = tl.load(running_mean + n % C_TARGET)
+    if sums is not None:
+        factor, shift = factor_and_shift(statistics, scale, bias, n % C_TARGET, C_TARGET)
+        mean = tl.load(statistics + n % C_TARGET)
+    if partial is not None or sums is not None:
         first = tl.zeros((BLOCK, C_TARGET), tl.float32)
         second = tl.zeros((BLOCK, C_TARGET), tl.float32)
 
@@ -126,7 +141,7 @@ def map_kernel(
         begin = place * (GROUP // STRIDE) + (STRIDE - 2) if TRANSPOSED else place * (GROUP * STRIDE) - 1
         top = row // STRIDE + (STRIDE - 2) if TRANSPOSED else row * STRIDE - 1
         seen = source + (((image * H_SOURCE + top) * W_SOURCE + begin) * C_SOURCE)[:, None] + k[None, :]
-        into = target + (((image * H_TARGET + row) * W_TARGET + place * GROUP) * C_TARGET)[:, None] + n[None, :]
+        into = (((image * H_TARGET + row) * W_TARGET + place * GROUP) * C_TARGET)[:, None] + n[None, :]
         target_column = place[:, None] * GROUP + to[None, :]
         if partial is not None:
             level = tl.where((m < lanes)[:, None], mean[None, :], 0.0)
@@ -161,7 +176,16 @@ def map_kernel(
                         line = ((image * H_SOURCE + row // STRIDE + i // STRIDE) * W_SOURCE)[:, None]
                         at = (line + target_column // STRIDE) * C_SOURCE + channel[None, :]
                         total += shortcut_gradient(passed, rectified, at, within & (target_column % STRIDE == 0))
-                    tl.store(into + i * (W_TARGET * C_TARGET), total.to(target.dtype.element_ty), mask=within)
+                    at = into + i * (W_TARGET * C_TARGET)
+                    tl.store(target + at, total.to(target.dtype.element_ty), mask=within)
+                    if sums is not None:
+                        convolved = tl.load(y + at, mask=within, other=0.0).to(tl.float32)
+                        stopped = convolved * factor[None, :] + shift[None, :] <= 0
+                        gradient = total.to(target.dtype.element_ty).to(tl.float32)  # as it is read again
+                        gradient = tl.where(within & (stopped == 0), gradient, 0.0)
+                        product = gradient * (convolved - mean[None, :])
+                        first += tl.sum(tl.reshape(gradient, (BLOCK, GROUP, C_TARGET)), 1)
+                        second += tl.sum(tl.reshape(product, (BLOCK, GROUP, C_TARGET)), 1)
                     if partial is not None:
                         difference = total - level  # zero where nothing was read
                         if ragged:
@@ -175,6 +199,11 @@ def map_kernel(
             first, second, partial, statistics, running_mean, running_var, batches, tickets,
             lanes // across * (H_TARGET * W_TARGET), momentum, eps, C_TARGET,
         )  # fmt: skip
+    if sums is not None:
+        c = tl.arange(0, C_TARGET)
+        own = sums + tl.program_id(0) * (2 * C_TARGET) + c
+        tl.store(own, tl.sum(first, 0))
+        tl.store(own + C_TARGET, tl.sum(second, 0) * tl.load(statistics + C_TARGET + c))
 
 
 @triton.jit(do_not_specialize=["lanes", "blocks"])

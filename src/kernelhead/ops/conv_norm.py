@@ -193,25 +193,20 @@ def denormalize(
     rectified: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients with respect to y, scale and bias."""
-    dy, dscale, dbias = _gradients(dz, z, y, statistics, scale, bias, rectified)
     channels = y.shape[1]
-    pixels, sums, backward = y.numel() // channels, SUMS[channels], BACKWARD[channels]
-    block = sums.elements // channels
-    parts = min(sums.parts, triton.next_power_of_2(triton.cdiv(pixels, block)))
-    partial = statistics.new_empty(parts, *statistics.shape)
-    given = channels_last(dz), z, y, statistics, scale, bias, partial
+    pixels, how = y.numel() // channels, SUMS[channels]
+    block = how.elements // channels
+    parts = min(how.parts, triton.next_power_of_2(triton.cdiv(pixels, block)))
+    sums = statistics.new_empty(parts, *statistics.shape)
+    given = channels_last(dz), z, y, statistics, scale, bias, sums
     sums_kernel[(parts,)](
-        *given, pixels, triton.cdiv(pixels, parts * block), channels, rectified, block, num_warps=sums.warps
+        *given, pixels, triton.cdiv(pixels, parts * block), channels, rectified, block, num_warps=how.warps
     )
-    block, blocks = _split(pixels, channels, backward)
-    backward_kernel[(triton.cdiv(pixels, block * blocks),)](
-        *given, dy, dscale, dbias, pixels, blocks, channels, rectified, parts, block, num_warps=backward.warps
-    )
-    return dy, dscale, dbias
+    return _denormalized(*given, rectified)
 
 
 @denormalize.register_fake
-def _gradients(
+def _(
     dz: Tensor,
     z: Tensor | None,
     y: Tensor,
@@ -221,6 +216,49 @@ def _gradients(
     rectified: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(y), torch.empty_like(scale), torch.empty_like(bias)
+
+
+@custom_op("kernelhead::conv_norm_backward_between", mutates_args=())
+def denormalize_between(
+    dy: Tensor, weight: Tensor, y: Tensor, statistics: Tensor, scale: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same for z = relu(BatchNorm of y) between two convolutions: dy and weight are the second's, of stride 1.
+
+    dL/dz is summed where it is computed, and not read for that.
+    """
+    tiles, dz = conv3x3.DGRAD_SUMS[conv3x3.key(weight, 1)], torch.empty_like(y)
+    sums = statistics.new_empty(conv3x3.programs(dz, tiles), *statistics.shape)
+    normalisation = {"statistics": statistics, "scale": scale, "bias": bias}
+    conv3x3.map_pixels(dy, weight, dz, 1, tiles, transposed=True, sums=sums, y=y, **normalisation)
+    return _denormalized(dz, None, y, statistics, scale, bias, sums, True)
+
+
+@denormalize_between.register_fake
+def _(
+    dy: Tensor, weight: Tensor, y: Tensor, statistics: Tensor, scale: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(y), torch.empty_like(scale), torch.empty_like(bias)
+
+
+def _denormalized(
+    dz: Tensor,
+    z: Tensor | None,
+    y: Tensor,
+    statistics: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    sums: Tensor,  # (parts, 2, C)
+    rectified: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    dy, dscale, dbias = torch.empty_like(y), torch.empty_like(scale), torch.empty_like(bias)
+    channels, parts = y.shape[1], len(sums)
+    pixels, how = y.numel() // channels, BACKWARD[channels]
+    block, blocks = _split(pixels, channels, how)
+    backward_kernel[(triton.cdiv(pixels, block * blocks),)](
+        dz, z, y, statistics, scale, bias, sums, dy, dscale, dbias, pixels, blocks, parts,
+        channels, rectified, triton.next_power_of_2(parts), block, num_warps=how.warps,
+    )  # fmt: skip
+    return dy, dscale, dbias
 
 
 def _split(pixels: int, channels: int, how: Pass) -> tuple[int, int]:

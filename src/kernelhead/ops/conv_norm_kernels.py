@@ -5,14 +5,7 @@
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
-from kernelhead.ops.conv3x3_kernels import places
-
-
-@triton.jit
-def _factor_and_shift(statistics, scale, bias, c, C: tl.constexpr):
-    """BatchNorm as a multiplication and an addition. In one place, as forward and backward must agree on the sign."""
-    factor = tl.load(scale + c) * tl.load(statistics + C + c)
-    return factor, tl.load(bias + c) - tl.load(statistics + c) * factor
+from kernelhead.ops.conv3x3_kernels import factor_and_shift, places
 
 
 @triton.jit(do_not_specialize=["blocks"])
@@ -36,7 +29,7 @@ def normalize_kernel(
     BLOCK: tl.constexpr,
 ):
     c = tl.arange(0, C)
-    factor, shift = _factor_and_shift(statistics, scale, bias, c, C)
+    factor, shift = factor_and_shift(statistics, scale, bias, c, C)
     for block in range(blocks):
         m = (tl.program_id(0) * blocks + block) * BLOCK + tl.arange(0, BLOCK)
         at = m[:, None] * C + c[None, :]
@@ -84,7 +77,7 @@ def sums_kernel(
 ):
     part = tl.program_id(0)
     c = tl.arange(0, C)
-    factor, shift = _factor_and_shift(statistics, scale, bias, c, C)
+    factor, shift = factor_and_shift(statistics, scale, bias, c, C)
     mean = tl.load(statistics + c)
     first = tl.zeros((BLOCK, C), tl.float32)
     second = tl.zeros((BLOCK, C), tl.float32)
@@ -115,21 +108,23 @@ def backward_kernel(
     dbias,
     pixels,
     blocks,  # of pixels, for each program
+    parts,
     C: tl.constexpr,
     RECTIFIED: tl.constexpr,
-    PARTS: tl.constexpr,
+    PARTS: tl.constexpr,  # at least, as a power of 2
     BLOCK: tl.constexpr,
 ):
     c = tl.arange(0, C)
-    parts = partial + (tl.arange(0, PARTS) * (2 * C))[:, None] + c[None, :]
-    along_bias = tl.sum(tl.load(parts), 0)
-    along_scale = tl.sum(tl.load(parts + C), 0)
+    part = tl.arange(0, PARTS)[:, None]
+    summed = partial + part * (2 * C) + c[None, :]
+    along_bias = tl.sum(tl.load(summed, mask=part < parts, other=0.0), 0)
+    along_scale = tl.sum(tl.load(summed + C, mask=part < parts, other=0.0), 0)
     if tl.program_id(0) == 0:
         tl.store(dbias + c, along_bias)
         tl.store(dscale + c, along_scale)
 
     # dy = (gradient - mean of gradient - normalised y * mean of its product with the gradient) * factor
-    factor, shift = _factor_and_shift(statistics, scale, bias, c, C)
+    factor, shift = factor_and_shift(statistics, scale, bias, c, C)
     slope = -along_scale / pixels * tl.load(statistics + C + c) * factor
     level = -along_bias / pixels * factor - tl.load(statistics + c) * slope
     for block in range(blocks):
