@@ -20,6 +20,7 @@ CHANNELS = [(16, 16, 1), (16, 32, 2), (32, 32, 1), (32, 64, 2), (64, 64, 1)]  # 
 VARIANTS = [((3, 5, 7), True), ((2, 4, 6), False)]  # (N, H, W), rectified
 CASES = list(itertools.product(CHANNELS, VARIANTS))
 FEW = {f"{channels} by few programs": channels for channels in CHANNELS[:2]}
+STRIPS = [(16, (1, 4, 1, 0)), (16, (4, 2, 2, 1)), (32, (1, 1, 3, 2)), (16, (2, 4, 8, 11))]  # as for `other_strips`
 
 
 def name(channels, variant):
@@ -56,6 +57,13 @@ def test_only_what_is_wanted(found):
 
 def test_what_is_not_a_number_stays_so(found):
     assert found["nan"] == [True, True]
+
+
+def test_sums_of_the_gradient_between_two_layers(found):
+    assert len(found["between"]) == len(STRIPS)
+    for case, (dy, *sums) in found["between"].items():
+        assert dy < 4e-3, case  # bfloat16, rounded once more here and there where sums differ in their last bits
+        assert max(sums) < 1e-5, case
 
 
 def test_operators_are_what_they_declare(found):
@@ -218,10 +226,15 @@ def main():
     conclude = (*given, y, statistics, between, y2, statistics2, 2, True)
     z = ops._conclude(*conclude).detach()
     dgrad = (y, layers[0].weight.detach(), 2, 7, 9, torch.bfloat16, y2, z)
+    normalisation = [tensor.detach() for tensor in (y, statistics, layers[0].scale, layers[0].bias)]
+    between = y2, layers[1].weight.detach(), *normalisation
     found["opcheck"] = {}
-    for operator, arguments in ((ops._conclude, conclude), (ops.conv3x3.dgrad, dgrad)):
+    operators = (ops._conclude, conclude), (ops.conv3x3.dgrad, dgrad), (conv_norm.denormalize_between, between)
+    for operator, arguments in operators:
         for test, verdict in torch.library.opcheck(operator, arguments).items():
             found["opcheck"][f"{operator} {test}"] = verdict
+
+    found["between"] = {str(case): examine_between(*case, draw, draw_layer) for case in STRIPS}
 
     weights = [layer.weight for layer in first]
     found["supported"] = [
@@ -234,6 +247,24 @@ def main():
     ]
     found["network"] = examine_network(ops, device)
     print(json.dumps(found))
+
+
+def examine_between(channels, strips, draw, draw_layer):
+    """How far gradients between two layers are from those with sums of their own, by strips of no table."""
+    from launches import SIZE, other_strips
+
+    from kernelhead.ops import conv3x3, conv_norm
+
+    samples, height, width = SIZE
+    x, layer, second = draw(samples, channels, height, width), *(draw_layer(channels, channels, 1) for _ in range(2))
+    y, statistics = conv_norm.convolve(x, layer)
+    dy = draw(samples, channels, height, width)
+    normalisation = y, statistics, layer.scale, layer.bias
+    dz = conv3x3.dgrad(dy, second.weight, 1, height, width, torch.bfloat16)
+    expected = conv_norm.denormalize(dz, None, *normalisation, True)
+    with other_strips((channels, channels, 1), strips, (1, 1, 1)):
+        ours = conv_norm.denormalize_between(dy, second.weight, *normalisation)
+    return [((a.double() - b.double()).norm() / b.double().norm()).item() for a, b in zip(ours, expected, strict=True)]
 
 
 def examine_network(ops, device):
