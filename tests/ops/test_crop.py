@@ -13,11 +13,16 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="triton is made 
 
 
 def test_same_bits_as_by_torch(found):
-    assert found["same"] == {"32": True, "17": True, "a part": True, "a part of a part": True, "sliced": True}
+    assert found["same"] == dict.fromkeys(["32", "17", "a part", "a strided part", "a part of a part", "sliced"], True)
 
 
 def test_the_extremes_of_noise(found):
     assert found["extremes"]
+
+
+def test_an_index_that_is_strided_or_empty(found):
+    assert found["strided"]
+    assert found["none"] == [[0, 3, 32, 32], [0]]
 
 
 def test_layout(found):
@@ -75,12 +80,16 @@ def main():
             "32": same(usual, 9),
             "17": same(make(17), 5),
             "a part": same(part, 6),
+            "a strided part": same(usual.restricted(torch.arange(20)[::3]), 6),
             "a part of a part": same(part.restricted(torch.tensor([4, 1])), 3),
             "sliced": same(usual, 4, torch.rand(4, 7, device=device)[:, 2:5]),
         },
         "extremes": same(usual, 3, torch.tensor([[0.0] * 3, [1 - 2**-24] * 3, [0.5] * 3], device=device)),
     }
     index, noise = torch.arange(4, device=device), torch.rand(4, 3, device=device)
+    strided, every = torch.arange(12, device=device)[::3], torch.tensor([0, 3, 6, 9], device=device)
+    report["strided"] = all(map(torch.equal, both(usual, strided, noise)[0], both(usual, every, noise)[1]))
+    report["none"] = [tuple(x.shape) for x in both(usual, index[:0], noise[:0])[0]]
     report["channels last"] = both(usual, index, noise)[0][0].is_contiguous(memory_format=torch.channels_last)
     # The one image is stored beyond 2^31 bytes, where only its rows are ever read.
     size, first = usual.padded[0].numel(), 2**31 // usual.padded[0].numel() + 1

@@ -65,8 +65,8 @@ class ResidentImages:
         if not torch.compiler.is_compiling() and runs_kernels(self.labels.device):  # a compiler fuses by itself
             from kernelhead.ops import crop  # imports triton
 
-            stored = self.padded, self.labels, self.chosen
-            return crop.cropped(*stored, index, noise, self.mean, self.std, self.size)
+            stored, where = (self.padded, self.labels, self.chosen), self.labels.device
+            return crop.cropped(*stored, index.to(where), noise.to(where), self.mean, self.std, self.size)
         shift = (noise[:, :2] * (2 * PAD + 1)).long()
         rows = shift[:, :1] + self.span
         columns = shift[:, 1:] + torch.where(noise[:, 2:] < 0.5, self.size - 1 - self.span, self.span)

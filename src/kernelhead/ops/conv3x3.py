@@ -183,14 +183,15 @@ def map_pixels(
     along_target, along_source, along_row, along_column = weight.stride()
     if transposed:
         along_source, along_target = along_target, along_source
-    map_kernel[(programs(target, tiles),)](
-        channels_last(source), weight, target, _lanes(target, tiles.group), _blocks(target, tiles),
-        along_source, along_target, along_row, along_column,
-        source.shape[2], source.shape[3], source.shape[1], height, width, channels, stride, transposed,
-        tiles.group, tiles.columns, reach, triton.cdiv(reach, tiles.columns), tiles.rows, tiles.ahead,
-        _width(tiles.columns * source.shape[1]), tiles.block, **more,
-        num_warps=tiles.warps, num_stages=tiles.stages, maxnreg=tiles.registers,
-    )  # fmt: skip
+    with torch.cuda.device_of(target):  # where triton launches
+        map_kernel[(programs(target, tiles),)](
+            channels_last(source), weight, target, _lanes(target, tiles.group), _blocks(target, tiles),
+            along_source, along_target, along_row, along_column,
+            source.shape[2], source.shape[3], source.shape[1], height, width, channels, stride, transposed,
+            tiles.group, tiles.columns, reach, triton.cdiv(reach, tiles.columns), tiles.rows, tiles.ahead,
+            _width(tiles.columns * source.shape[1]), tiles.block, **more,
+            num_warps=tiles.warps, num_stages=tiles.stages, maxnreg=tiles.registers,
+        )  # fmt: skip
     return target
 
 
@@ -234,17 +235,18 @@ def wgrad(x: Tensor, dy: Tensor, weight: Tensor, stride: int) -> Tensor:
     parts = min(how.parts, triton.next_power_of_2(strips))
     partial = torch.empty((parts * how.group, weight.numel()), dtype=torch.float32, device=x.device)
     reach = stride * (how.group - 1) + 3
-    wgrad_kernel[(parts, triton.cdiv(reach, how.columns))](
-        channels_last(x), channels_last(dy), partial, _lanes(dy, how.group), triton.cdiv(strips, parts),
-        x.shape[2], x.shape[3], channels, dy.shape[2], dy.shape[3], out_channels, stride,
-        how.group, how.columns, how.rows, _width(how.columns * channels), how.block,
-        num_warps=how.warps, num_stages=how.stages,
-    )  # fmt: skip
     grad = torch.empty_like(weight)
     block = max(4096 // len(partial), 16)
-    sum_kernel[(triton.cdiv(weight.numel(), block),)](
-        partial, grad, *grad.stride(), channels, weight.numel(), len(partial), block, num_warps=4
-    )
+    with torch.cuda.device_of(x):
+        wgrad_kernel[(parts, triton.cdiv(reach, how.columns))](
+            channels_last(x), channels_last(dy), partial, _lanes(dy, how.group), triton.cdiv(strips, parts),
+            x.shape[2], x.shape[3], channels, dy.shape[2], dy.shape[3], out_channels, stride,
+            how.group, how.columns, how.rows, _width(how.columns * channels), how.block,
+            num_warps=how.warps, num_stages=how.stages,
+        )  # fmt: skip
+        sum_kernel[(triton.cdiv(weight.numel(), block),)](
+            partial, grad, *grad.stride(), channels, weight.numel(), len(partial), block, num_warps=4
+        )
     return grad
 
 

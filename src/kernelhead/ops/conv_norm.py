@@ -175,10 +175,11 @@ def normalized(
     pixels, how = samples * height * width, NORMALIZE[channels]
     block, blocks = _split(pixels, channels, how)
     sides = (0, 0, 0) if shortcut is None else (shortcut.shape[2], shortcut.shape[3], shortcut.shape[1])
-    normalize_kernel[(triton.cdiv(pixels, block * blocks),)](
-        y, statistics, scale, bias, None if shortcut is None else channels_last(shortcut), z, pixels, blocks,
-        height, width, channels, *sides, shortcut_stride, rectified, block, num_warps=how.warps,
-    )  # fmt: skip
+    with torch.cuda.device_of(y):
+        normalize_kernel[(triton.cdiv(pixels, block * blocks),)](
+            y, statistics, scale, bias, None if shortcut is None else channels_last(shortcut), z, pixels, blocks,
+            height, width, channels, *sides, shortcut_stride, rectified, block, num_warps=how.warps,
+        )  # fmt: skip
     return z
 
 
@@ -199,9 +200,10 @@ def denormalize(
     parts = min(how.parts, triton.next_power_of_2(triton.cdiv(pixels, block)))
     sums = statistics.new_empty(parts, *statistics.shape)
     given = channels_last(dz), z, y, statistics, scale, bias, sums
-    sums_kernel[(parts,)](
-        *given, pixels, triton.cdiv(pixels, parts * block), channels, rectified, block, num_warps=how.warps
-    )
+    with torch.cuda.device_of(y):
+        sums_kernel[(parts,)](
+            *given, pixels, triton.cdiv(pixels, parts * block), channels, rectified, block, num_warps=how.warps
+        )
     return _denormalized(*given, rectified)
 
 
@@ -254,10 +256,11 @@ def _denormalized(
     channels, parts = y.shape[1], len(sums)
     pixels, how = y.numel() // channels, BACKWARD[channels]
     block, blocks = _split(pixels, channels, how)
-    backward_kernel[(triton.cdiv(pixels, block * blocks),)](
-        dz, z, y, statistics, scale, bias, sums, dy, dscale, dbias, pixels, blocks, parts,
-        channels, rectified, triton.next_power_of_2(parts), block, num_warps=how.warps,
-    )  # fmt: skip
+    with torch.cuda.device_of(y):
+        backward_kernel[(triton.cdiv(pixels, block * blocks),)](
+            dz, z, y, statistics, scale, bias, sums, dy, dscale, dbias, pixels, blocks, parts,
+            channels, rectified, triton.next_power_of_2(parts), block, num_warps=how.warps,
+        )  # fmt: skip
     return dy, dscale, dbias
 
 

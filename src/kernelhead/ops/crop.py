@@ -63,10 +63,11 @@ def cropped(
     """
     side, batch = stored.shape[1], index.shape[0]
     images = torch.empty((batch, size, size, 3), dtype=torch.float32, device=stored.device)
-    own = torch.empty_like(index)
-    grid = batch, triton.cdiv(images[0].numel(), BLOCK)
-    with torch.cuda.device_of(stored):
-        _crop_kernel[grid](
-            stored, labels, chosen, index, noise.contiguous(), mean, std, images, own, SIDE=side, SIZE=size, BLOCK=BLOCK
-        )
+    own = labels.new_empty(batch)
+    if batch:
+        given = (None if chosen is None else chosen.contiguous()), index.contiguous(), noise.contiguous()
+        with torch.cuda.device_of(stored):
+            _crop_kernel[batch, triton.cdiv(3 * size * size, BLOCK)](
+                stored, labels.contiguous(), *given, mean, std, images, own, SIDE=side, SIZE=size, BLOCK=BLOCK
+            )
     return images.permute(0, 3, 1, 2), own

@@ -1,4 +1,4 @@
-"""Cross-entropy of few logits on CUDA, with its gradient, in one Triton kernel and a sum. Needs triton.
+"""Cross-entropy of few logits on CUDA, with its gradient, in two Triton kernels and a sum. Needs triton.
 
 Of torch's operations, forward and backward, the same takes about ten, each over in no time: a step of a small network
 waits for their launches.
@@ -38,7 +38,7 @@ def loss_and_hits(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     Samples with the label -100 do not count, as with torch. Another label that is no class has no loss: the mean is not
     a number.
     """
-    loss, hits = _FewLogits.apply(logits, target)
+    loss, hits = _FewLogits.apply(logits if logits.stride(1) == 1 else logits.contiguous(), target.contiguous())
     return loss, hits
 
 
@@ -48,7 +48,7 @@ def _kernel(
     target,  # (N,)
     losses,  # (N,), divided by how many count
     hits,  # (N,)
-    gradient,  # (N, C), if it is wanted
+    gradient,  # (N, C), float32, if it is wanted
     samples,
     classes,
     stride,
@@ -76,17 +76,25 @@ def _kernel(
         change = (powers / sums[:, None] - tl.where(own, 1.0, 0.0)) / number
         change = tl.where((y != IGNORED)[:, None], change, 0.0)
         to = gradient + n[:, None] * classes + c[None, :]
-        tl.store(to, change.to(gradient.dtype.element_ty), mask=exists)
+        tl.store(to, change, mask=exists)
+
+
+@triton.jit
+def _scale_kernel(x, factor, out, size, BLOCK: tl.constexpr):
+    """Before it is rounded: in half precision a gradient may be too small without its factor."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    scaled = tl.load(x + at, mask=at < size, other=0.0) * tl.load(factor)
+    tl.store(out + at, scaled.to(out.dtype.element_ty), mask=at < size)
 
 
 class _FewLogits(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         samples, classes = logits.shape
-        logits, target = logits if logits.stride(1) == 1 else logits.contiguous(), target.contiguous()
+        ctx.set_materialize_grads(False)  # those of the hits
         losses = logits.new_empty(samples, dtype=torch.float32)
         hits = logits.new_empty(samples, dtype=torch.bool)
-        gradient = torch.empty_like(logits, memory_format=torch.contiguous_format) if ctx.needs_input_grad[0] else None
+        gradient = losses.new_empty(logits.shape) if ctx.needs_input_grad[0] else None
         sizes = {"SAMPLES": triton.next_power_of_2(samples), "CLASSES": triton.next_power_of_2(classes)}
         rows = max(1, BLOCK // sizes["CLASSES"])
         with torch.cuda.device_of(logits):
@@ -98,9 +106,12 @@ class _FewLogits(torch.autograd.Function):
         return losses.sum(), hits
 
     @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad_loss: Tensor, _: None) -> tuple[Tensor, None]:
         logits, target, gradient = ctx.saved_tensors
         if torch.is_grad_enabled():  # to be differentiated again
             again: Tensor = torch.func.vjp(lambda x: F.cross_entropy(x.float(), target), logits)[1](grad_loss)[0]
             return again, None
-        return gradient * grad_loss.to(gradient.dtype), None
+        out = torch.empty_like(gradient, dtype=logits.dtype)
+        with torch.cuda.device_of(out):
+            _scale_kernel[(triton.cdiv(out.numel(), BLOCK),)](gradient, grad_loss, out, out.numel(), BLOCK=BLOCK)
+        return out, None
