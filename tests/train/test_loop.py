@@ -110,6 +110,11 @@ def test_runs_may_have_images_of_their_own(data):
         train(RUNS[:2], [parts[0], data], 3, SCHEDULE)
 
 
+def test_labels_that_are_no_class_are_said_before_training(data):
+    with pytest.raises(ValueError, match="labels have to be 0 to 1, and there are some from 0 to 2"):
+        train(RUNS[:1], data, 2, SCHEDULE)
+
+
 def teacher(tmp_path, classes=("red", "green", "blue")):
     run = Run("lenet5", "softmax", 0.1, seed=5)
     expected = Input(32, (0.5,) * 3, (0.2,) * 3)

@@ -69,6 +69,10 @@ def train(
     of_run = list(data) if isinstance(data, Sequence) else [data] * len(runs)
     if len({len(images) for images in of_run}) != 1:
         raise ValueError(f"runs trained at once need as many images each, got {[len(images) for images in of_run]}")
+    for labels in {id(images.labels): images.labels for images in of_run}.values():  # most often one for all runs
+        low, high = (int(extreme) for extreme in labels.aminmax())
+        if low < 0 or high >= num_classes:
+            raise ValueError(f"labels have to be 0 to {num_classes - 1}, and there are some from {low} to {high}")
     device = of_run[0].labels.device
     per_epoch = schedule.steps(len(of_run[0]))
     members = [
