@@ -5,6 +5,7 @@ graph, and training is replaying it: a small network alone leaves a modern GPU i
 `distributed`) share every batch of a run.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -98,21 +99,17 @@ def train(
         if world.rank == 0:
             history.save(step, members, results)
 
-    def report(step: int, epoch: int) -> None:
+    def report(step: int, epoch: int) -> bool:
+        """Tell of the epoch so far, and say whether a run has diverged in it. Waits for the device once."""
+        now = slice(epoch * per_epoch, step)
+        parts = [(m.losses[now].mean(), m.accuracies[now].mean(), m.rates[step - 1]) for m in members]
+        losses, accuracies, rates = torch.stack([torch.stack(part) for part in parts]).t().tolist()
+        diverged = not all(map(math.isfinite, losses)) and note_divergence(step)
         if progress is not None:
-            now = slice(epoch * per_epoch, step)
-            progress(
-                Moment(
-                    step=step,
-                    steps=schedule.epochs * per_epoch,
-                    epoch=epoch + 1,
-                    epoch_done=step == (epoch + 1) * per_epoch,
-                    losses=[member.losses[now].mean().item() for member in members],
-                    accuracies=[member.accuracies[now].mean().item() for member in members],
-                    learning_rates=[member.rates[step - 1].item() for member in members],
-                    results=results,
-                )
-            )
+            done = step == (epoch + 1) * per_epoch
+            steps = schedule.epochs * per_epoch
+            progress(Moment(step, steps, epoch + 1, done, losses, accuracies, rates, results))
+        return diverged
 
     if first % per_epoch == 0:  # saved at the end of an epoch, maybe before this was asked
         note_divergence(first)
@@ -150,9 +147,8 @@ def train(
                     saved = time.monotonic()
             for member in alive:
                 member.prepare_epoch(epoch + 1)
-            if note_divergence(step):
+            if report(step, epoch):
                 graph = None  # captured anew, without this run
-            report(step, epoch)
         save(step)
     if world.any(interruption.requested, device):  # too late for the last step to see
         raise KeyboardInterrupt
