@@ -3,13 +3,10 @@ interpreted: as in `test_conv3x3`, this file runs itself as a program, which pri
 """
 
 import json
-import sys
 
 import numpy as np
 import pytest
 import torch
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="triton is made for Linux, where torch brings it")
 
 
 def test_same_bits_as_by_torch(found):

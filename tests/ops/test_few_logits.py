@@ -3,7 +3,6 @@ interpreted: as in `test_conv3x3`, this file runs itself as a program, which pri
 """
 
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -14,8 +13,6 @@ DTYPES = ["bfloat16", "float16", "float32"]
 SHAPES = [(128, 100), (1, 1), (5, 10), (3, 1000), (131, 3)]  # around the rows of a program
 # Of the gradient, absolute, times the number of samples: rounded once, and in the interpreter bfloat16 is cut.
 ROUNDING = {"bfloat16": 2**-7, "float16": 2**-10, "float32": 1e-6}
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="triton is made for Linux, where torch brings it")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
