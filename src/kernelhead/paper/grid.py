@@ -34,7 +34,9 @@ def table(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) -
         for protocol in protocols:
             row += _ours(experiment, cell, store, protocol)
         rows.append(row)
-    return Table(experiment.name, experiment.title, columns, rows, _notes(experiment, store, protocols))
+    p_value = "p: sign-flip test of the differences, paired by seed; of n seeds it cannot be below 2 / 2^n."
+    notes = [*_notes(experiment, store, protocols), *_over_softmax(experiment), p_value]
+    return Table(experiment.name, experiment.title, columns, rows, notes)
 
 
 def overview(experiment: Experiment, store: Store, protocol: Protocol) -> Table:
@@ -207,13 +209,9 @@ def _ours(experiment: Experiment, cell: Cell, store: Store, protocol: Protocol) 
 def _notes(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) -> list[str]:
     notes = [
         f"Test accuracy (%) after the last epoch of {store.epochs}; of several seeds the mean ± standard deviation and "
-        "(how many). p: sign-flip test of the differences, paired by seed; of n seeds it cannot be below 2 / 2^n.",
+        "(how many).",
         *experiment.notes,
     ]
-    if experiment.references:
-        name = next(iter(experiment.references.values()))[0]
-        rows = " or ".join(dict.fromkeys(cell.row for _, cell in experiment.references.values()))
-        notes.append(f"Over SM: {rows}{' with softmax' * (rows != 'softmax')}, runs of the table {name}.")
     for protocol in protocols:
         rates = ", ".join(f"{rate:g}" for rate in protocol.learning_rates)
         decays = ", ".join(f"{decay:g}" for decay in protocol.weight_decays)
@@ -232,6 +230,15 @@ def _notes(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) 
     }
     notes += [f"{count} pictures of {name} were missing or could not be read." for name, count in left_out.items()]
     return notes
+
+
+def _over_softmax(experiment: Experiment) -> list[str]:
+    """Which softmax cells are meant, where they are not beside the others."""
+    if not experiment.references:
+        return []
+    name = next(iter(experiment.references.values()))[0]
+    rows = " or ".join(dict.fromkeys(cell.row for _, cell in experiment.references.values()))
+    return [f"Over SM: {rows}{' with softmax' * (rows != 'softmax')}, runs of the table {name}."]
 
 
 def _shorter(protocol: Protocol, store: Store) -> str:
