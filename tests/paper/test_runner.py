@@ -465,10 +465,31 @@ def test_progress_counts_trainings(shallow, small, tmp_path):
 
 def test_all_choices_come_before_what_depends_on_them(shallow, small, spy, tmp_path):
     """So that final trainings are done in full groups, too, and not a method at a time."""
-    run("rectification", tmp_path, at_once=3)
+    run("rectification", tmp_path, at_once=4)
     choosing = [made.path.name.startswith("choice") for made in spy]
     assert choosing == sorted(choosing, reverse=True)
-    assert [made.result["at_once"] for made in spy[sum(choosing) :]] == [3, 3, 3, 3, 3, 3, 2, 2]
+    assert [made.result["at_once"] for made in spy[sum(choosing) :]] == [4] * 8
+
+
+@pytest.mark.parametrize(
+    ("seeds", "at_once", "groups"),
+    [
+        (1, 8, [[56] * 4, [20] * 4]),
+        (1, 9, [[56] * 4 + [20] * 4]),  # four alone would leave more than half of the places empty
+        (2, 5, [[56] * 4, [56] * 4, [20] * 4, [20] * 4]),
+        (2, 7, [[56] * 4, [56] * 4, [20] * 4, [20] * 4]),
+    ],
+)
+def test_networks_of_one_depth_are_trained_together(shallow, small, tmp_path, monkeypatch, seeds, at_once, groups):
+    train, seen = runner.train, []
+
+    def spied(runs, *rest, **options):
+        seen.append([int(run.backbone.removeprefix("cifar_resnet")) for run in runs])
+        return train(runs, *rest, **options)
+
+    monkeypatch.setattr(runner, "train", spied)
+    run("rectification", tmp_path, seeds=seeds, at_once=at_once)
+    assert seen[-len(groups) :] == groups
 
 
 def test_choices_may_be_shorter(shallow, small, spy, tmp_path, monkeypatch):

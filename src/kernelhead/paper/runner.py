@@ -143,7 +143,14 @@ def _read_note(path: Path) -> dict[str, Any]:
 
 
 def _first(jobs: list[Job], at_once: int) -> list[Job]:
-    """Those to be trained now: as many at a time as needed, of equal number: of 9, at most 8 at once, 5 and then 4."""
+    """Those to be trained now: as many at a time as needed, of equal number: of 9, at most 8 at once, 5 and then 4.
+
+    Networks like the first come first, and by themselves if there are enough to fill half of the places: beside a
+    deeper one the shallow ones wait at every step, but a few alone leave a GPU idle.
+    """
+    same = [job for job in jobs if job.recipe.backbone == jobs[0].recipe.backbone]
+    others = [job for job in jobs if job.recipe.backbone != jobs[0].recipe.backbone]
+    jobs = same if 2 * len(same) >= at_once else same + others
     times = -(-len(jobs) // at_once)
     return jobs[: -(-len(jobs) // times)]
 
