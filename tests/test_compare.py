@@ -19,9 +19,11 @@ from sklearn.metrics import log_loss
 from sklearn.model_selection import StratifiedKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from typer.testing import CliRunner
 
 from kernelhead import compare as comparing
 from kernelhead import layer_training
+from kernelhead.cli import app
 from kernelhead.compare import check_features, compare, plot_kernel
 from kernelhead.comparison import Comparison, Result, difference
 from kernelhead.data.features import load_features
@@ -548,6 +550,26 @@ def test_json_alone_goes_to_standard_output(folder):
     found = json.loads(done.stdout)
     assert [result["name"] for result in found["results"]] == ["layer", "knn"]
     assert found["seed"] == 5
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (ValueError("features are too large"), "no picture of the kernel: features are too large"),
+        (ModuleNotFoundError(name="matplotlib"), "no picture of the kernel, since matplotlib is missing"),
+    ],
+)
+def test_without_a_picture_there_is_the_rest(folder, monkeypatch, error, sentence):
+    def fail(*arguments):
+        raise error
+
+    monkeypatch.setattr("kernelhead.compare.plot_kernel", fail)
+    out = folder / "no-picture"
+    options = ["--heads", "kernel", "--baselines", "knn", "--folds", "2", "--out", str(out)]
+    done = CliRunner().invoke(app, ["compare", str(folder / "circles.npz"), *options])
+    assert done.exit_code == 0, done.output
+    assert sentence in " ".join(done.output.split())
+    assert [path.name for path in out.iterdir()] == ["compare.json"]
 
 
 def test_an_error_is_one_sentence(folder):

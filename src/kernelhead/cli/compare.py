@@ -86,6 +86,8 @@ def compare(
             comparing.plot_kernel(X, y, out / "kernel.png", seed)
         except ModuleNotFoundError as error:
             say(f"no picture of the kernel, since {error.name} is missing; pip install 'kernelhead[plot]' brings it")
+        except ValueError as error:  # the table, which is there, says of what else failed
+            say(f"no picture of the kernel: {error}")
 
 
 def _check_folder(out: Path) -> None:
