@@ -5,7 +5,7 @@ import pytest
 from kernelhead import __version__
 from kernelhead.results import BrokenResultError, find_results, load_result, save_result, write_bytes
 
-RUN = dict.fromkeys(("experiment", "protocol", "method", "seed", "config", "accuracy", "seconds"), 1.0)
+RUN = dict.fromkeys(("experiment", "protocol", "method", "accuracy", "seconds"), 1.0) | {"seed": 1, "config": {}}
 
 
 def test_round_trip_carries_the_environment(tmp_path):
@@ -19,6 +19,24 @@ def test_round_trip_carries_the_environment(tmp_path):
     plain = tmp_path / "plain"
     plain.touch()
     assert path.stat().st_mode == plain.stat().st_mode
+
+
+def test_a_link_stays_a_link_and_a_file_keeps_its_mode(tmp_path):
+    path, link = tmp_path / "plain.md", tmp_path / "link.md"
+    path.write_text("old")
+    path.chmod(0o640)
+    link.symlink_to(path)
+    write_bytes(link, b"new")
+    assert link.is_symlink()
+    assert path.read_text() == "new"
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize(("key", "value"), [("accuracy", "37.5"), ("seconds", None), ("config", 3), ("seed", "a")])
+def test_a_field_of_another_kind_is_named(tmp_path, key, value):
+    save_result(tmp_path / "run.json", {**RUN, key: value})
+    with pytest.raises(BrokenResultError, match=rf"run\.json has no usable {key}; delete it and run again"):
+        load_result(tmp_path / "run.json")
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,12 @@ from kernelhead._version import __version__
 
 FORMAT = 1
 REQUIRED = ("experiment", "protocol", "method", "seed", "config", "accuracy", "seconds")
+KINDS: dict[str, Any] = {
+    **dict.fromkeys(("config", "images", "parameters", "curve", "hardware"), dict),
+    **dict.fromkeys(("accuracy", "nll", "ece"), float | int | None),  # None of a run that diverged
+    "seconds": float | int,
+    "seed": int,
+}
 
 
 def environment() -> dict[str, Any]:
@@ -36,7 +43,8 @@ def hardware_name(hardware: dict[str, Any]) -> str:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write in place of `path`, which is there afterwards whole, or as it was before."""
+    """A file to write in place of `path`, which is there afterwards whole, or as it was before; a link stays a link."""
+    path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -44,6 +52,8 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
+        if path.exists():
+            shutil.copymode(path, temporary)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -74,10 +84,18 @@ def load_result(path: Path, needed: Sequence[str] = REQUIRED) -> dict[str, Any]:
         raise BrokenResultError(f"{path} is not a readable result file ({error}); delete it and run again") from error
     if not isinstance(result, dict) or result.get("format") != FORMAT:
         raise BrokenResultError(f"{path} is not a result file of format {FORMAT}; delete it and run again")
+    check_fields(path, result, needed)
+    return result
+
+
+def check_fields(path: Path, result: dict[str, Any], needed: Sequence[str]) -> None:
+    """See that a result has what is `needed`, of the kind that it should be."""
     missing = [key for key in needed if key not in result]
     if missing:
         raise BrokenResultError(f"{path} has no {', '.join(missing)}; delete it and run again")
-    return result
+    wrong = [key for key in needed if not isinstance(result[key], KINDS.get(key, object))]
+    if wrong:
+        raise BrokenResultError(f"{path} has no usable {', '.join(wrong)}; delete it and run again")
 
 
 def find_results(folder: Path, broken: list[str]) -> Iterator[dict[str, Any]]:

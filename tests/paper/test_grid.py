@@ -1,5 +1,8 @@
 """Tables from result files that are written by hand."""
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -211,6 +214,27 @@ def test_dead_coefficients_are_those_of_relu(store, write):
     assert len(details(EXPERIMENTS["activations"], store, [PAPER]).notes) == 1
     _, *notes = details(EXPERIMENTS["kernels"], store, [PAPER]).notes
     assert notes == ["The whole kernel ended at zero: Gaussian RBF kernel, ResNet-56, paper, seed 0."]
+
+
+def test_runs_that_protocols_share_count_once(store, write):
+    """Where the tuned protocol chooses what the paper's chose, its runs are the same files."""
+    cell = cell_of("cifar10", "ResNet-8", "Ours")
+    same = replace(TUNED, weight_decays=PAPER.weight_decays)
+    write(store, cell, PAPER, {0: 80.0, 1: 81.0}, alpha=[0.0] * 9 + [1.0])
+    made = details(EXPERIMENTS["cifar10"], store, [PAPER, same])
+    assert "of 2 runs: a_1 in 2" in made.notes[1]
+
+
+def test_a_result_without_a_field_is_left_out_and_named(store, write):
+    cell = cell_of("cifar10", "ResNet-8", "SM")
+    write(store, cell, PAPER, {0: 80.0, 1: 90.0})
+    path = store.result_path(cell.recipe, PAPER, 1)
+    result = json.loads(path.read_text())
+    del result["nll"]
+    path.write_text(json.dumps(result))
+    assert row_of(table(EXPERIMENTS["cifar10"], store, [PAPER]), "ResNet-8", "SM")[2:] == ["80.00", ""]
+    (sentence,) = store.broken
+    assert sentence.endswith("lr0.05-wd0.0001-seed1.json has no nll; delete it and run again")
 
 
 def test_choices(store, write):

@@ -24,6 +24,8 @@ def test_sign_flip_test_is_exact():
     assert sign_flip_p(differences) == pytest.approx(4 / 16)
     assert sign_flip_p(np.full(10, 0.3)) == pytest.approx(2 / 2**10)
     assert sign_flip_p(np.zeros(3)) == 1
+    rounded = np.array([58.02, 58.03, 58.77]) - np.array([58.48, 58.02, 58.31])  # -0.46, 0.01, 0.46 but for 1e-14
+    assert sign_flip_p(rounded) == 1
 
 
 @pytest.mark.parametrize("n", [12, 40])

@@ -270,21 +270,31 @@ def test_documents_are_filled(tmp_path, write):
     write(store, experiment.cells[1].recipe, experiment.protocols["paper"], 0, 80.0, epochs=3)
     document = tmp_path / "d.md"
     place = "<!-- cifar10-3-epochs-paper -->\n{}<!-- /cifar10-3-epochs-paper -->"
-    document.write_text(f"before\n{place.format('| old |')}\nbetween <!-- not a table -->\n{place.format('')} after")
+    document.write_text(f"before\n{place.format('| old |')}\nbetween <!-- toc -->\n{place.format('')} after")
     report(tmp_path, "--fill", str(document))
     _, table = (tmp_path / "report" / "cifar10-3-epochs-paper.md").read_text().split("\n\n", 1)
     assert "| ResNet-8 | not run [83.73] | 80.00 [82.45] |" in table
     filled = document.read_text()
-    assert filled == f"before\n{place.format(table)}\nbetween <!-- not a table -->\n{place.format(table)} after"
+    assert filled == f"before\n{place.format(table)}\nbetween <!-- toc -->\n{place.format(table)} after"
     report(tmp_path, "--fill", str(document))
     assert document.read_text() == filled
+    document.write_bytes(filled.replace("\n", "\r\n").encode())
+    report(tmp_path, "--fill", str(document))
+    assert document.read_bytes() == filled.replace("\n", "\r\n").encode()
 
     for text, sentence in (
         (
-            "<!-- cifar11 -->\n<!-- /cifar11 -->",
-            "there is no table 'cifar11'; the results give cifar10-3-epochs, cifar10-",
+            "<!-- cifar11-3-epochs -->\n<!-- /cifar11-3-epochs -->",
+            "there is no table 'cifar11-3-epochs'; the results give cifar10-3-epochs, cifar10-",
         ),
-        ("<!-- cifar10 -->\n<!-- /cifar100 -->", "<!-- cifar10 --> stands alone: a table goes between"),
+        (
+            "<!-- cifar10-3-epochs -->\n<!-- /cifar100-3-epochs -->",
+            "<!-- cifar10-3-epochs --> stands alone: a table goes between",
+        ),
+        (  # what is between would be lost
+            f"<!-- cifar10-3-epochs-paper -->\nwords\n{place.format('| old |')}",
+            "<!-- cifar10-3-epochs-paper --> stands between <!-- cifar10-3-epochs-paper --> and its end: is",
+        ),
         ("no table", "it has no place for a table, <!-- NAME -->"),
     ):
         document.write_text(text)

@@ -39,7 +39,8 @@ def report(
 
         for document in fill:
             try:
-                write_bytes(document, fill_tables(document.read_text(), written).encode())
+                text = document.read_bytes().decode()  # line ends as they are
+                write_bytes(document, fill_tables(text, written).encode())
             except (OSError, ValueError) as error:
                 raise ValueError(f"{document} was not filled: {error}") from error
             print_plain(f"Filled: {document}")

@@ -144,13 +144,17 @@ def _mean(results: Sequence[dict[str, Any]], name: str, digits: int) -> str:
 def _dead(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) -> list[str]:
     """Which coefficients of relu ended at zero, where they stay, and in which cells a whole kernel did."""
     dead: dict[int, int] = {}
-    runs, vanished = 0, []
+    runs, vanished, seen = 0, [], set()
     for cell in experiment.cells:
         options = cell.recipe.head_options
         if cell.recipe.head != "kernel" or options.get("coefficients", "relu") != "relu":
             continue
         for protocol in protocols:
             for seed, result in store.results(cell.recipe, protocol).items():
+                path = store.result_path(cell.recipe, protocol, seed)
+                if path in seen:  # protocols share runs
+                    continue
+                seen.add(path)
                 powers = result.get("alpha", [])[3:]
                 if powers and not any(powers):
                     vanished.append(f"{cell.row}, {cell.column}, {protocol.name}, seed {seed}")

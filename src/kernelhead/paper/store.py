@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kernelhead.paper.recipe import Protocol, Recipe
-from kernelhead.results import BrokenResultError, load_result
+from kernelhead.results import BrokenResultError, check_fields, load_result
 
 NEEDED = ("experiment", "method", "seed", "config", "parameters", "accuracy", "seconds", "images", "curve", "hardware")
+TESTED = ("nll", "ece")  # with an accuracy
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Store:
         """A finished run's result; None where there is none, or none that can be read."""
         if self._read.get(path) is None:
             try:
-                self._read[path] = load_result(path, NEEDED) if path.exists() else None
+                self._read[path] = _load(path) if path.exists() else None
             except BrokenResultError as error:
                 self._read[path] = None
                 if str(error) not in self.broken:
@@ -216,3 +217,10 @@ def _builds_on(recipe: Recipe) -> list[Recipe]:
 
 def _setting(rate: float, decay: float) -> str:
     return f"lr{rate:g}-wd{decay:g}"
+
+
+def _load(path: Path) -> dict[str, Any]:
+    result = load_result(path, NEEDED)
+    if result["accuracy"] is not None:
+        check_fields(path, result, TESTED)
+    return result

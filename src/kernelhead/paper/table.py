@@ -45,10 +45,10 @@ def sign_flip_p(differences: np.ndarray) -> float:
     Exact up to 14 pairs, by all sign patterns; beyond that by 100,000 random ones.
     """
     n = len(differences)
+    as_far_as = abs(differences.sum()) - 1e-9 * np.abs(differences).sum()  # sums that would be equal differ by rounding
     if n <= 14:
         signs = np.array(list(product((-1.0, 1.0), repeat=n)))
-        as_far = np.abs(signs @ differences) >= abs(differences.sum()) * (1 - 1e-12)
-        return float(as_far.mean())
+        return float((np.abs(signs @ differences) >= as_far_as).mean())
     signs = np.random.default_rng(0).choice((-1.0, 1.0), size=(100_000, n))
-    as_far = np.abs(signs @ differences) >= abs(differences.sum()) * (1 - 1e-12)
+    as_far = np.abs(signs @ differences) >= as_far_as
     return float((as_far.sum() + 1) / (len(signs) + 1))

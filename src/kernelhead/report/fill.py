@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from kernelhead.paper.table import Table
 from kernelhead.report.tables import to_markdown
 
-MARKER = re.compile(r"<!-- /?[\w-]+ -->")
-PLACE = re.compile(r"<!-- (?P<name>[\w-]+) -->\n(?P<old>.*?)<!-- /(?P=name) -->", re.DOTALL)
+NAME = r"[\w-]+-epochs[\w-]*"  # other comments are none of ours
+MARKER = re.compile(rf"<!-- /?{NAME} -->")
+PLACE = re.compile(rf"<!-- (?P<name>{NAME}) -->(?P<end>\r?\n)(?P<old>.*?)<!-- /(?P=name) -->", re.DOTALL)
 
 
 def fill_tables(document: str, tables: Mapping[str, Table]) -> str:
@@ -17,7 +18,11 @@ def fill_tables(document: str, tables: Mapping[str, Table]) -> str:
         name = place["name"]
         if name not in tables:
             raise ValueError(f"there is no table {name!r}; the results give {', '.join(sorted(tables))}")
-        return f"<!-- {name} -->\n{to_markdown(tables[name]).split(chr(10), 2)[2]}<!-- /{name} -->"
+        inside = MARKER.search(place["old"])
+        if inside:
+            raise ValueError(f"{inside[0]} stands between <!-- {name} --> and its end: is <!-- /{name} --> missing?")
+        table = to_markdown(tables[name]).split("\n", 2)[2].replace("\n", place["end"])
+        return f"<!-- {name} -->{place['end']}{table}<!-- /{name} -->"
 
     filled, places = PLACE.subn(fill, document)
     alone = MARKER.search(PLACE.sub("", document))
