@@ -4,6 +4,7 @@ import re
 import urllib.request
 from urllib.error import URLError
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -42,6 +43,21 @@ def empty_place(tmp_path, monkeypatch):
 
 def invoke(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_part_of_a_data_set_does_not_pass_for_it(tmp_path):
+    (tmp_path / "data").mkdir()
+    labels = np.arange(30, dtype=np.uint8) % 10
+    images = np.zeros((30, 32, 32, 3), np.uint8)
+    np.savez(tmp_path / "data" / "cifar10.npz", x_train=images, y_train=labels, x_test=images[:20], y_test=labels[:20])
+    done = invoke("reproduce", "cifar10", "--device", "cpu")
+    assert "cifar10 has 30 images to train on and 20 to test on: not all of it" in str(done.exception)
+
+
+def test_a_file_is_no_folder_for_a_report(tmp_path):
+    (tmp_path / "here").touch()
+    done = invoke("report", "--out", "here")
+    assert "--out here: a folder is expected, and here is a file" in str(done.exception)
 
 
 def listed(*options):

@@ -372,6 +372,16 @@ def test_a_group_that_was_stopped_goes_on_among_others(shallow, small, tmp_path,
     assert min(first) > told["seconds"] / 4
 
 
+def test_what_was_stopped_and_done_otherwise_leaves_nothing(shallow, small, tmp_path):
+    settings = replace(image_settings(only=("Ours ResNet-20",), at_once=4), epochs=2)
+    run_and_stop("rectification", tmp_path, settings)
+    assert list((tmp_path / ".partial").iterdir())
+    runner.run(
+        EXPERIMENTS["rectification"], tmp_path, replace(settings, only=(*settings.only, "rectified features")), ignore
+    )
+    assert not list((tmp_path / ".partial").iterdir())
+
+
 def test_stopped_while_it_is_measured_a_group_is_not_trained_again(shallow, small, tmp_path, monkeypatch):
     settings = replace(image_settings(only=("Ours ResNet-20",), at_once=4), epochs=2)
     runner.run(EXPERIMENTS["rectification"], tmp_path / "plain", settings, ignore)

@@ -1,6 +1,7 @@
 """The application that every verb joins, and where it prints: results to stdout, everything else to stderr."""
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -27,6 +28,13 @@ def say(sentence: str, style: str = "yellow") -> None:
 def print_plain(sentence: str) -> None:
     """A sentence among the results, as it is."""
     console.print(sentence, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def check_folder(out: Path) -> None:
+    """That a folder is or can be made there, before any work whose results would go there."""
+    there = next((each for each in (out, *out.parents) if each.exists()), None)
+    if there is not None and not there.is_dir():
+        raise NotADirectoryError(f"--out {out}: a folder is expected, and {there} is a file")
 
 
 def _version(wanted: bool) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kernelhead.cli._console import app, console, messages, print_plain, say
+from kernelhead.cli._console import app, check_folder, console, messages, print_plain, say
 from kernelhead.cli._progress import steps_bar
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none of it
@@ -44,7 +44,7 @@ def compare(
     Cross-validates kernel heads and scikit-learn's classifiers on the same folds.
     """
     if out is not None:
-        _check_folder(out)
+        check_folder(out)
     from kernelhead.data.features import load_features
 
     X, y, notes = load_features(file, labels_file, features=features, label=label)
@@ -88,13 +88,6 @@ def compare(
             say(f"no picture of the kernel, since {error.name} is missing; pip install 'kernelhead[plot]' brings it")
         except ValueError as error:  # the table, which is there, says of what else failed
             say(f"no picture of the kernel: {error}")
-
-
-def _check_folder(out: Path) -> None:
-    """That a folder is or can be made there, before any work whose results would go there."""
-    there = next((each for each in (out, *out.parents) if each.exists()), None)
-    if there is not None and not there.is_dir():
-        raise NotADirectoryError(f"--out {out}: a folder is expected, and {there} is a file")
 
 
 def _show(found: "Comparison", json_output: bool) -> None:

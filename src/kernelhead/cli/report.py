@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from kernelhead.cli._console import app, console, messages, print_plain, say
+from kernelhead.cli._console import app, check_folder, console, messages, print_plain, say
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none of it
     from kernelhead.paper.table import Table
@@ -32,6 +32,8 @@ def report(
     ] = None,
 ) -> None:
     """Make the tables and figures again from the result files. Never trains."""
+    if out is not None:
+        check_folder(out)
     written = write_report(runs, out or runs / "report")
     if fill:
         from kernelhead.report.fill import fill_tables

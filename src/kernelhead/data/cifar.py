@@ -31,7 +31,8 @@ NAMES = {
     ).split(),
 }
 CLASSES = {name: len(names) for name, names in NAMES.items()}
-# Mean of the 50,000 training images, of 1: tells a complete and unharmed file from another (see `problems`).
+IMAGES = {"train": 50000, "test": 10000}
+# Mean of the training images, of 1: tells a complete and unharmed file from another (see `problems`).
 MEANS = {"cifar10": (0.49140, 0.48216, 0.44653), "cifar100": (0.50708, 0.48655, 0.44092)}
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
@@ -127,7 +128,7 @@ def download_cifar(name: str) -> Path:
 def problems(images: ImageSet) -> list[str]:
     """What distinguishes a data set from the official one, a sentence each; nothing for a complete, unharmed one."""
     found = []
-    for part, expected in (("train", 50000), ("test", 10000)):
+    for part, expected in IMAGES.items():
         labels = images.y_train if part == "train" else images.y_test
         if len(labels) != expected:
             found.append(f"{len(labels)} {part} images instead of {expected}")

@@ -17,6 +17,7 @@ from torch import Tensor
 from kernelhead import metrics
 from kernelhead.active import select
 from kernelhead.backbones import count_parameters, expected_input
+from kernelhead.data import cifar
 from kernelhead.data.folder import hold_out
 from kernelhead.data.images import Images
 from kernelhead.data.open import Opened, open_data
@@ -171,7 +172,13 @@ class _Source:
 
 
 def _open(name: str, device: torch.device) -> Opened:
-    return open_data(name, expected_input("resnet50"), device)
+    opened = open_data(name, expected_input("resnet50"), device)
+    found = {"train": len(opened.train), "test": len(opened.test)}
+    if name in cifar.CLASSES and found != cifar.IMAGES:  # its runs would pass for those of the whole data set
+        raise ValueError(
+            f"{name} has {found['train']} images to train on and {found['test']} to test on: not all of it"
+        )
+    return opened
 
 
 def _train(
@@ -237,8 +244,10 @@ def _train(
             if result is not None:
                 save_result(job.path, result)
                 store.forget(job.path)
-        for leftover in checkpoint.parent.glob(f"{checkpoint.stem}*"):
-            leftover.unlink()
+        for other in checkpoint.parent.glob("*.json"):  # its own, and groups that can never be whole again
+            if other == note or not set(paths).isdisjoint(_read_note(other)["paths"]):
+                for leftover in other.parent.glob(f"{other.stem}*"):
+                    leftover.unlink()
     if interruption.requested:
         raise KeyboardInterrupt
 
