@@ -19,6 +19,9 @@ class Activation:
     """Whether the coefficients stay bounded on their own; where they don't, weight decay bounds them."""
 
 
+INITIAL_RAW = 1.0  # the paper's start: raw values all one, whatever the activation
+
+
 def _softmax(raw: Tensor) -> Tensor:
     return torch.softmax(raw, dim=-1)
 
@@ -43,8 +46,3 @@ def activation(name: str) -> Activation:
     if name not in ACTIVATIONS:
         raise ValueError(f"unknown coefficients {name!r}; choose one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
-
-
-def initial_raw(size: int) -> Tensor:
-    """The paper's start: raw values all one, whatever the activation."""
-    return torch.ones(size)

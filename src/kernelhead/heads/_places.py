@@ -1,6 +1,7 @@
-"""Feature maps and token sequences as one thing: places."""
+"""Feature maps and token sequences as one thing, places; and what else a head is given."""
 
 import operator
+from collections.abc import Sequence
 from typing import SupportsIndex
 
 import torch
@@ -26,6 +27,19 @@ def as_places(features: Tensor, in_features: int, head: str) -> Tensor:
     if features.shape[1] == 0:
         raise ValueError(f"{head} averages over places and got none: {shape}")
     return features
+
+
+def as_labels(target: Tensor, shape: Sequence[int], head: str) -> Tensor:
+    """Check labels of this shape and flatten them to int64 (N,)."""
+    if torch.is_floating_point(target):
+        raise ValueError(
+            f"{head} has a loss for labels, not for probabilities of classes (got {target.dtype}): take "
+            "F.cross_entropy(head(features), target)"
+        )
+    if target.shape != tuple(shape) or target.dtype == torch.bool:
+        found = f"{tuple(target.shape)} of {target.dtype}"
+        raise ValueError(f"{head} expects integer labels of shape {tuple(shape)}, got {found}")
+    return target.reshape(-1).long()
 
 
 def _check_floating(features: Tensor, head: str) -> None:

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from kernelhead import kernels
 from kernelhead.heads._leaf import Leaf
@@ -32,6 +35,8 @@ HOOKS = (
     "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called",
 )
+# Hooks that make a parameter of others before every pass: of a frozen head's numbers, none is made any more.
+MAKERS = (BasePruningMethod, SpectralNorm, WeightNorm)
 SMALL = 80.0  # a sum of exponentials of so much neither overflows nor vanishes in float32
 
 
@@ -62,6 +67,8 @@ class FrozenKernelClassifier(Leaf):
         what is left out; constant (Q,), mixing (C, Q) and bias (C,) with landmarks.
     """
 
+    # A rounded a_m moves kernel values by more than they vary, where they were standardised.
+    precise = ("alpha", "constant")
     directions: Tensor
     alpha: Tensor
     constant: Tensor | None
@@ -85,11 +92,13 @@ class FrozenKernelClassifier(Leaf):
             alpha = head.alpha.detach()
             left_out = _smallest(alpha.double() * logit_gain(head), tolerance) if tolerance else []
             alpha = (alpha / head.temperature).index_fill(0, torch.tensor(left_out, device=alpha.device).long(), 0)
-            self.register_buffer("alpha", alpha)
+            self.register_buffer("alpha", alpha.to(real_dtype(alpha.dtype)))
             self._fold(head)
         self._survey()
+        makers = {key for key, hook in head._forward_pre_hooks.items() if isinstance(hook, MAKERS)}
         for hooks in HOOKS:
-            getattr(self, hooks).update(getattr(head, hooks))
+            known = getattr(head, hooks)
+            getattr(self, hooks).update({key: known[key] for key in known if key not in makers})
         self.eval()
 
     def _fold(self, head: "KernelClassifier") -> None:
@@ -107,7 +116,7 @@ class FrozenKernelClassifier(Leaf):
         assert variance is not None
         dtype = head.mixing.dtype
         a_0 = self.alpha[kernels.END_POINTS].double()
-        self.register_buffer("constant", (a_0 - mean.double()).to(dtype))
+        self.register_buffer("constant", (a_0 - mean.double()).to(real_dtype(dtype)))
         self.register_buffer("mixing", (head.mixing.double() / (variance.double() + head.norm.eps).sqrt()).to(dtype))
         self.register_buffer("bias", head.bias.detach().clone())
 

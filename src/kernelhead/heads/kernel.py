@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kernelhead import kernels
-from kernelhead.coefficients import activation, initial_raw
+from kernelhead.coefficients import INITIAL_RAW, activation
 from kernelhead.heads import _loss
 from kernelhead.heads._leaf import Leaf
-from kernelhead.heads._places import as_places, as_vectors, check_sizes
+from kernelhead.heads._places import as_labels, as_places, as_vectors, check_sizes
 from kernelhead.heads.frozen import FrozenKernelClassifier
 from kernelhead.losses import kernel_cross_entropy
 from kernelhead.ops import cross_entropy
 from kernelhead.ops.kernel_mean import kernel_mean
-from kernelhead.ops.precision import autocast_enabled
+from kernelhead.ops.precision import autocast_enabled, real_dtype
 
 if TYPE_CHECKING:
     from kernelhead.inspection import Description
@@ -55,7 +55,8 @@ class _AsItIs(nn.Module):
         return values
 
     def reset_running_stats(self) -> None:
-        pass
+        self.running_mean.zero_()
+        self.running_var.fill_(1)
 
 
 class KernelClassifier(Leaf):
@@ -83,7 +84,7 @@ class KernelClassifier(Leaf):
         pool: "rkhs" takes a feature map or tokens and averages k over the places, which is a linear classifier on
             the kernel mean embedding; None takes feature vectors.
         gamma: the width of `kernel="rbf"`.
-        device, dtype: of parameters and buffers, as for `nn.Linear`.
+        device, dtype: of parameters and buffers, as for `nn.Linear`. The statistics of landmarks are float32 at least.
 
     Shapes:
         features (..., D) -> logits (..., C); with `pool="rkhs"` a map (N, D, H, W) or tokens (N, L, D) -> (N, C).
@@ -134,14 +135,15 @@ class KernelClassifier(Leaf):
 
         place: dict[str, Any] = {"device": device, "dtype": dtype}
         fixed = _fixed_coefficients(kernel, degree, gamma)
-        profile = None if fixed is None else fixed.to(device=device, dtype=dtype or torch.get_default_dtype())
-        self.register_buffer("profile", profile)
+        self.register_buffer("profile", None if fixed is None else torch.empty(fixed.shape, **place))
         self.degree = degree if fixed is None else fixed.shape[0] - kernels.END_POINTS - 1
         self.raw_alpha = nn.Parameter(torch.empty(degree + 3 if fixed is None else 1, **place))
         self.weight = nn.Parameter(torch.empty(landmarks or num_classes * prototypes, in_features, **place))
         if landmarks is not None:
             standardized = partial(nn.BatchNorm1d, eps=eps, affine=False) if standardize else _AsItIs
-            self.norm = standardized(landmarks, **place)
+            # Means of kernel values are large beside their deviations: in half precision the difference would be lost.
+            self.norm = standardized(landmarks, device=device, dtype=real_dtype(self.weight.dtype))
+            self.precise = ("norm.running_mean", "norm.running_var")
             self.mixing = nn.Parameter(torch.empty(num_classes, landmarks, **place))
             self.bias = nn.Parameter(torch.zeros(num_classes, **place))
         else:
@@ -202,7 +204,10 @@ class KernelClassifier(Leaf):
     def reset_parameters(self) -> None:
         """Start anew: weights of uniform direction and length about 1, raw coefficients of one."""
         with torch.no_grad():
-            self.raw_alpha.copy_(initial_raw(self.raw_alpha.shape[0]))
+            nn.init.constant_(self.raw_alpha, INITIAL_RAW)  # in place: it may be sharded
+            fixed = _fixed_coefficients(self.kernel_name, self.degree, self.gamma)
+            if self.profile is not None and fixed is not None:
+                self.profile.copy_(fixed)
             nn.init.normal_(self.weight, std=self.in_features**-0.5)
             if self.mixing is not None and self.bias is not None:
                 nn.init.uniform_(self.mixing, -(self.mixing.shape[1] ** -0.5), self.mixing.shape[1] ** -0.5)
@@ -215,12 +220,13 @@ class KernelClassifier(Leaf):
         alpha = self.alpha if self.temperature == 1 else self.alpha / self.temperature
         values = kernel_mean(points, self.weight, alpha)
         if self.mixing is not None:
-            if self.training and type(self.norm) is nn.BatchNorm1d and values.shape[0] == 1:
+            if self.norm.training and type(self.norm) is nn.BatchNorm1d and values.shape[0] == 1:
                 raise ValueError(
                     "landmarks are standardised over the batch, and one sample has no variance: train with two or more "
                     "(a DataLoader's drop_last=True leaves out a last one)"
                 )
-            logits = F.linear(self.norm(values.to(self.mixing.dtype)), self.mixing, self.bias)
+            values = self.norm(values.to(self.norm.running_mean.dtype))  # type: ignore[union-attr]
+            logits = F.linear(values.to(self.mixing.dtype), self.mixing, self.bias)
         elif self.prototypes > 1:
             grouped = values.view(-1, self.num_classes, self.prototypes)
             logits = grouped.sum(2) if self.aggregate == "sum" else torch.logsumexp(grouped, 2)
@@ -246,10 +252,16 @@ class KernelClassifier(Leaf):
     def loss(self, features: Tensor, target: Tensor, **options: Any) -> Tensor:
         """The cross-entropy of this head's logits with labels, without the logits where there are many classes.
 
-        features as `forward` takes them, target (...): labels of the same leading shape. Options are those of
-        `kernel_cross_entropy`: ignore_index, label_smoothing, reduction, backend, mode. Landmarks, pooling and
-        aggregate="sum" have no fused loss: there, it is `F.cross_entropy` of the logits.
+        features as `forward` takes them, target (...): labels, integers of the same leading shape, (N,) with pooling.
+        reduction="none" gives losses of that shape. Options are those of `kernel_cross_entropy`: ignore_index,
+        label_smoothing, reduction, backend, mode. Landmarks, pooling and aggregate="sum" have no fused loss: there, it
+        is `F.cross_entropy` of the logits.
         """
+        if "weight" in options:
+            raise ValueError(
+                "KernelClassifier has a loss without weights of classes: take F.cross_entropy(head(features), target, "
+                "weight=...)"
+            )
         if not self._has_fused_loss:
             fused = {name: options.pop(name, usual) for name, usual in FUSED.items()}
             if fused not in (FUSED, {**FUSED, "backend": "eager"}):
@@ -258,14 +270,20 @@ class KernelClassifier(Leaf):
                     "landmarks, pooling and aggregate='sum' have none"
                 )
             logits = self(features)
-            return F.cross_entropy(logits.reshape(-1, self.num_classes), target.reshape(-1), **options)
+            labels = as_labels(target, logits.shape[:-1], "KernelClassifier")
+            found = F.cross_entropy(logits.reshape(-1, self.num_classes), labels, **options)
+            return found.view(target.shape) if found.dim() else found
         vectors = as_vectors(features, self.in_features, "KernelClassifier")
         settings = {"temperature": self.temperature, "prototypes": self.prototypes, **options}
-        found = kernel_cross_entropy(vectors, self.weight, self.alpha, target.reshape(-1), **settings)
+        labels = as_labels(target, features.shape[:-1], "KernelClassifier")
+        found = kernel_cross_entropy(vectors, self.weight, self.alpha, labels, **settings)
         return found.view(target.shape) if found.dim() else found
 
     def loss_and_hits(self, features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean loss (), and which samples have their own class on top (N,). features (N, D), target (N,)."""
+        """The mean loss (), and which samples have their own class on top (N,). features (N, D), target (N,).
+
+        Samples of the label -100 do not count.
+        """
         backend = cross_entropy.choose(features, self.weight) if self._has_fused_loss else "eager"
         if backend == "eager":
             return _loss.loss_and_hits(self(features), target)
@@ -274,7 +292,7 @@ class KernelClassifier(Leaf):
         losses, hits = cross_entropy.fused_nll(
             vectors, self.weight, alpha, target, prototypes=self.prototypes, backend=backend, ranked=True
         )
-        return losses.mean(), hits
+        return losses.sum() / (target != -100).sum(), hits
 
     @property
     def _has_fused_loss(self) -> bool:
