@@ -91,6 +91,22 @@ def test_all_ignored_is_nan_as_in_torch(head_case):
         assert head.loss(features, torch.full_like(target, -100), backend=backend).isnan()
 
 
+@pytest.mark.parametrize(("backend", "mode"), [("chunked", "speed"), ("chunked", "memory"), ("eager", "speed")])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_no_samples_is_what_it_is_in_torch(head_case, backend, mode, reduction, smoothing):
+    head, features, target = head_case
+    features, target = features[:0].requires_grad_(), target[:0]
+    options = {"reduction": reduction, "label_smoothing": smoothing}
+    found = head.loss(features, target, backend=backend, mode=mode, **options)
+    torch.testing.assert_close(found, F.cross_entropy(torch.zeros(0, 11).double(), target, **options), equal_nan=True)
+    found.sum().backward()
+    assert features.grad.shape == (0, 6)
+    for parameter in head.parameters():
+        assert parameter.grad.shape == parameter.shape
+        assert not parameter.grad.any()
+
+
 def test_loss_keeps_the_shape_of_sequences(head_case):
     head, features, target = head_case
     losses = head.loss(features.view(3, 3, 6), target.view(3, 3), reduction="none", backend="chunked")
@@ -168,6 +184,32 @@ def test_compiles_whole(head_case, mode):
     )
     for ours, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("options", [{}, {"backend": "chunked"}, {"label_smoothing": 0.1}], ids=str)
+def test_compiles_whole_with_symbolic_sizes(head_case, options):
+    head, features, target = head_case
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x, y: head.loss(x, y, **options), fullgraph=True, dynamic=True, backend="aot_eager")
+    for samples in (9, 5):
+        x, y = features[:samples], target[:samples]
+        torch.testing.assert_close(compiled(x, y), head.loss(x, y, **options))
+
+
+def test_gradients_of_every_sample(head_case):
+    head, features, target = head_case
+    target[4] = -100
+
+    def loss(weight, x, y):
+        settings = {"prototypes": 2, "temperature": 0.5, "reduction": "sum"}
+        return kernel_cross_entropy(x[None], weight, head.alpha.detach(), y[None], **settings)
+
+    found = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(head.weight, features, target)
+    losses = F.cross_entropy(head(features), target, reduction="none")
+    for ours, one in zip(found, losses, strict=True):
+        (theirs,) = torch.autograd.grad(one, head.weight, retain_graph=True)
+        torch.testing.assert_close(ours, theirs)
+    assert not found[4].any()
 
 
 @pytest.mark.parametrize("mode", ["speed", "memory"])

@@ -4,6 +4,8 @@ import copy
 import logging
 import pickle
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -159,6 +161,23 @@ def test_places_may_change_their_number(side):
     assert model(torch.randn(2, 3, side, side)).shape == (2, 5)
     assert model(torch.randn(3, 3, side + 4, side)).shape == (3, 5)
     assert model.eval()(torch.randn(0, 3, side, side)).shape == (0, 5)
+
+
+def test_threads_may_run_one_network_on_images_of_other_sizes():
+    layers = [nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)]
+    model = kernelize(nn.Sequential(*layers), pool="rkhs").eval()
+    images = [torch.randn(samples, 3, side, side) for samples, side in ((4, 10), (9, 8))]
+    expected = [model(each) for each in images]
+    both = threading.Barrier(2, timeout=30)
+
+    def meet(module, args):
+        """Neither comes to the classifier before both have pooled."""
+        both.wait()
+
+    model[2].register_forward_pre_hook(meet)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(model, images))
+    assert all(map(torch.equal, found, expected))
 
 
 @pytest.mark.parametrize("options", [{}, {"pool": "rkhs"}, {"head": "softmax"}])

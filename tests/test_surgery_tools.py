@@ -1,5 +1,6 @@
 """Kernelized networks under torch.compile, torch.export, torch.fx, DistributedDataParallel, Trainer and Lightning."""
 
+import copy
 import multiprocessing
 import runpy
 import warnings
@@ -41,14 +42,40 @@ def test_compiles_to_one_graph(case):
         torch.testing.assert_close(mine.grad, its.grad, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects")  # the number of places
+@pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_exports(case):
+def test_exports(case, strict):
     model = network(**CASES[case]).eval()
-    x, _ = batch()
-    program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    for samples in (2, 8):
-        x, _ = batch(samples)
-        torch.testing.assert_close(program.module()(x), model(x), rtol=1e-4, atol=1e-5)
+    rows, height, width = (torch.export.Dim(name, min=2, max=64) for name in ("batch", "height", "width"))
+    sizes = ({0: rows, 2: height + 3, 3: width + 3},)
+    program = torch.export.export(model, (batch()[0],), dynamic_shapes=sizes, strict=strict).module()
+    for samples, side in ((2, 8), (8, 8), (3, 12)):
+        x, _ = batch(samples, side)
+        torch.testing.assert_close(program(x), copy.deepcopy(model)(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # of checks that ask for shapes
+@pytest.mark.parametrize("case", CASES)
+def test_traces(case):
+    model = network(**CASES[case]).eval()
+    traced = torch.jit.trace(model, batch()[0])
+    for samples, side in ((8, 8), (3, 12)):
+        x, _ = batch(samples, side)
+        torch.testing.assert_close(traced(x), copy.deepcopy(model)(x), rtol=1e-4, atol=1e-5)
+
+
+def test_onnx_with_images_of_any_size(tmp_path):
+    import onnxruntime
+
+    model = network(pool="rkhs").eval()
+    sizes = (dict.fromkeys((0, 2, 3), torch.export.Dim.DYNAMIC),)
+    torch.onnx.export(model, (batch()[0],), tmp_path / "a.onnx", dynamo=True, verbose=False, dynamic_shapes=sizes)
+    session = onnxruntime.InferenceSession(tmp_path / "a.onnx", providers=["CPUExecutionProvider"])
+    for samples, side in ((2, 8), (3, 12)):
+        x, _ = batch(samples, side)
+        (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), model(x).detach(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", CASES)

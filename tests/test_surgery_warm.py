@@ -156,6 +156,82 @@ def test_bounded_coefficients_say_that_confidence_is_lowered():
     assert head.alpha.max() <= 1
 
 
+@pytest.fixture(scope="module")
+def trained_logit():
+    """A network with one logit, for one of eight classes."""
+    torch.manual_seed(0)
+    x, y = draw(8, 4000, 1)
+    layers = [nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, FEATURES), nn.ReLU()]
+    network = nn.Sequential(*layers, nn.Linear(FEATURES, 1))
+    optimizer = torch.optim.Adam(network.parameters(), lr=5e-3)
+    for step in range(250):
+        rows = torch.arange(step * 200, (step + 1) * 200) % 4000
+        optimizer.zero_grad()
+        F.binary_cross_entropy_with_logits(network(x[rows])[:, 0], (y[rows] == 6).float()).backward()
+        optimizer.step()
+    return network.eval()
+
+
+ONE = ("relu", "sigmoid", "softplus", "none", "temperature", "degree-1", "sum", "linear", "softmax head")
+
+
+@pytest.mark.parametrize("case", ONE)
+def test_one_logit_stays_nearly_what_it_was(trained_logit, case):
+    x, y = draw(8, 4000, 2)
+    network = kernelize(copy.deepcopy(trained_logit), warm_start=True, inputs=x[:500], **OPTIONS[case])
+    with torch.no_grad():
+        before, after = (each(x)[:, 0].double().numpy() for each in (trained_logit, network))
+    assert 0.1 < (before > 0).mean() < 0.5
+    assert np.corrcoef(before, after)[0, 1] > 0.85  # what is left is due to the lengths of the features
+    assert ((before > 0) == (after > 0)).mean() > 0.99
+    if case != "sigmoid":  # whose coefficients are bounded
+        assert 0.5 < after.std() / before.std() < 2
+    target = (y == 6).float()
+    F.binary_cross_entropy_with_logits(network(x)[:, 0], target).backward()
+    assert all(parameter.grad.abs().max() > 1e-6 for parameter in network.parameters())
+
+
+@pytest.mark.parametrize("case", sorted(OPTIONS.keys() - set(ONE)))
+def test_heads_that_would_move_one_logit_are_refused(trained_logit, case):
+    network = copy.deepcopy(trained_logit)
+    with pytest.raises(ValueError, match="one class"):
+        kernelize(network, warm_start=True, inputs=draw(8, 100, 3)[0], **OPTIONS[case])
+    assert isinstance(network[-1], nn.Linear)
+
+
+def test_a_small_logit_of_long_features_keeps_its_sign():
+    torch.manual_seed(0)
+    features = 20 * torch.randn(300, 100).abs()
+    weight = torch.randn(1, 100)
+    weight -= (weight @ features.mean(0)) / features.mean(0).square().sum() * features.mean(0)
+    bias = -(features @ weight.t()).quantile(0.5)[None] - 5
+    head = KernelClassifier(100, 1)
+    start_from(head, weight, bias, features)
+    before, after = (features @ weight.t() + bias)[:, 0], head(features)[:, 0]
+    assert ((before > 0) == (after > 0)).double().mean() > 0.98
+
+
+def test_the_bias_of_one_logit_is_left_out_without_inputs():
+    notes = start_from(KernelClassifier(10, 1), torch.randn(1, 10), torch.ones(1), None)
+    assert "its bias is left out: give a batch of inputs to keep it" in notes
+
+
+@pytest.mark.parametrize("case", sorted(OPTIONS.keys() - {"softmax head", "linear"}))
+@pytest.mark.parametrize("samples", [0, 60])
+def test_tensors_are_made_beside_the_weights_whatever_the_default_device(case, samples):
+    found = []
+    for device in ("cpu", "meta"):
+        torch.manual_seed(0)
+        head = KernelClassifier(10, 4, **OPTIONS[case])
+        weight, bias = torch.randn(4, 10), torch.randn(4)
+        features = torch.randn(samples, 10).abs() if samples else None
+        with torch.device(device):
+            start_from(head, weight, bias, features)
+        found.append(head.state_dict())
+    for name, value in found[0].items():
+        assert torch.equal(found[1][name], value)
+
+
 def test_a_convolution_that_classifies():
     torch.manual_seed(0)
     classifier = nn.Conv2d(8, 4, 1, bias=False)

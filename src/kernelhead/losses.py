@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from kernelhead.ops import cross_entropy
 from kernelhead.ops.cross_entropy import eager
+from kernelhead.ops.modes import transformed
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -60,7 +61,7 @@ def kernel_cross_entropy(
     autocast, cosines are kept in float16 on a GPU, sums are float32, and end-point terms count as zero.
     """
     _check_loss(features, weight, alpha, target, prototypes, reduction, backend, mode)
-    if not (temperature > 0 and math.isfinite(temperature)):
+    if not 0 < temperature < math.inf:  # torch.compile asks a symbol this, but not math.isfinite
         raise ValueError(f"temperature must be positive and finite, got {temperature}")
     if not 0 <= label_smoothing < 1:
         raise ValueError(f"label_smoothing must be at least 0 and below 1, got {label_smoothing}")
@@ -132,7 +133,7 @@ def _check_labels(target: Tensor, ignore_index: int, classes: int) -> None:
     """Refuse labels out of range, on a CPU, where asking does not wait."""
     if target.device.type != "cpu" or target.numel() == 0 or torch.compiler.is_compiling():
         return
-    if type(target) is not Tensor:  # a fake one has no answer
+    if type(target) is not Tensor or transformed():  # a fake one has no answer, a batched one many
         return
     low, high = (int(value) for value in torch.aminmax(target * (target != ignore_index)))
     if low < 0 or high >= classes:

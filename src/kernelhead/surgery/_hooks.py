@@ -3,6 +3,8 @@
 They are functions and methods of objects of this module, so that a network with them can be copied and pickled.
 """
 
+import math
+import threading
 from typing import Any
 
 import torch
@@ -25,6 +27,12 @@ def channels_first(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> 
     return output.movedim(-1, 1)
 
 
+class Run(threading.local):
+    """What a run of a network leaves for its own end: threads that share a network do not see each other's."""
+
+    places: int = 1
+
+
 class Fold:
     """Makes every place a sample of its own, before a network's global pooling.
 
@@ -40,13 +48,16 @@ class Fold:
     def __init__(self, channel: int, prefix: int = 0) -> None:
         self.channel = channel
         self.prefix = prefix
-        self.places = 1  # of the run that goes on
+        self.run = Run()
+
+    def __reduce__(self) -> tuple[type["Fold"], tuple[int, int]]:
+        return Fold, (self.channel, self.prefix)  # a copy has runs of its own
 
     def __call__(self, features: Tensor) -> Tensor:
         last = features.movedim(self.channel, -1)
         if self.prefix:
             last = last[:, self.prefix :]
-        self.places = last.shape[1:-1].numel()
+        self.run.places = math.prod(last.shape[1:-1])  # Size.numel would make a constant of symbols
         alone = last.reshape(-1, *(1 for _ in last.shape[1:-1]), last.shape[-1])
         if self.prefix:  # the network cuts off as many as before
             alone = F.pad(alone, (0, 0, self.prefix, 0))
@@ -78,7 +89,7 @@ class Unfold:
     def before(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         last = args[0].movedim(self.axis, -1)
         if self.fold is not None:
-            return (last.reshape(-1, self.fold.places, last.shape[-1]),)
+            return (last.reshape(-1, self.fold.run.places, last.shape[-1]),)
         last = last.flatten(1, -2)
         return (last[:, self.prefix :] if self.prefix else last,)
 

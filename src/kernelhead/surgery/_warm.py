@@ -8,6 +8,8 @@ a linear condition on v,
 
 which has a solution where there are no more classes than features, and otherwise a best one. What lengths then lack
 can be added in the one direction in which the features of a batch have the least extent, often none after a ReLU.
+
+A single class has no others to be compared with: its logit itself is kept, as far as a cosine can.
 """
 
 import math
@@ -37,6 +39,16 @@ def check_warm_start(head: str, options: dict[str, object]) -> None:
         raise ValueError("warm_start starts from weights for pooled features; pool='rkhs' has none, start it anew")
 
 
+def _check_one_class(head: KernelClassifier) -> None:
+    """Refuse what adds to all logits alike: softmax doesn't see it, but a single logit is read by its sign."""
+    mixture = head.prototypes > 1 and head.aggregate == "logsumexp"
+    if mixture or head.coefficients == "softmax" or head.kernel_name in ("polynomial", "rbf"):
+        raise ValueError(
+            "warm_start of one class cannot keep the sign of its logit with prototypes under logsumexp, coefficients "
+            "'softmax' or the kernels 'polynomial' and 'rbf'; use others, or start anew"
+        )
+
+
 def start_from(head: nn.Module, weight: Tensor, bias: Tensor | None, features: Tensor | None) -> list[str]:
     """Let a head begin as the linear layer with this weight (C, D) and bias (C,) ends. Returns what there is to say.
 
@@ -49,22 +61,25 @@ def start_from(head: nn.Module, weight: Tensor, bias: Tensor | None, features: T
             head.bias.zero_() if bias is None else head.bias.copy_(bias)
         return ["starts as the trained layer"]
     assert isinstance(head, KernelClassifier)
+    if len(weight) == 1:
+        _check_one_class(head)
     notes = ["starts from the trained layer"]
     w = weight.detach().double().cpu()
-    b = torch.zeros(w.shape[0], dtype=w.dtype) if bias is None else bias.detach().double().cpu()
+    b = w.new_zeros(w.shape[0]) if bias is None else bias.detach().double().cpu()
+    own_bias = _centred(b[None])[0]
     profile = _profile(head)
     if features is None:
-        if b.std(correction=0) > 0:
+        if own_bias.any():
             notes.append("its bias is left out: give a batch of inputs to keep it")
         notes.append("its confidence is a guess: give a batch of inputs to keep it")
         w = w + common_shift(w)
         # Features of about unit size in every coordinate. It sets the confidence, not the ranking.
-        ends = kernels.power_series(torch.tensor([0.0, 1.0], dtype=w.dtype), profile)
+        ends = kernels.power_series(w.new_tensor([0.0, 1.0]), profile)
         scale = (w.norm(dim=1).mean() * math.sqrt(w.shape[1]) / (ends[1] - ends[0])).item()
     else:
         f = features.detach().double().cpu()
         logits = f @ w.t() + b
-        w = w + torch.outer(b - b.mean(), constant_direction(f))
+        w = w + torch.outer(own_bias, constant_direction(f))
         w = w + common_shift(w)
         if len(f) >= 2 * w.shape[1]:  # fewer don't show in which direction there is nothing
             longer = lengthened(w, least_direction(f))
@@ -113,15 +128,14 @@ def constant_direction(features: Tensor) -> Tensor:
     """The u (D,) with <u, f> as near to 1 as can be for all features f (n, D): a bias is then a part of the weights."""
     squares = features.t() @ features
     ridge = 1e-3 * squares.diagonal().mean().clamp_min(1e-300)
-    direction: Tensor = torch.linalg.solve(
-        squares + ridge * torch.eye(squares.shape[0], dtype=squares.dtype), features.sum(0)
-    )
+    identity = torch.eye(squares.shape[0], dtype=squares.dtype, device=squares.device)
+    direction: Tensor = torch.linalg.solve(squares + ridge * identity, features.sum(0))
     return direction
 
 
 def _centred(logits: Tensor) -> Tensor:
-    """Without what they have in common, which softmax doesn't see. (n, C) -> (n, C)."""
-    return logits - logits.mean(1, keepdim=True)
+    """Without what they have in common, which softmax doesn't see. (n, C) -> (n, C); one class stays as it is."""
+    return logits - logits.mean(1, keepdim=True) if logits.shape[1] > 1 else logits
 
 
 def _cosines(features: Tensor, weight: Tensor) -> Tensor:
@@ -134,8 +148,10 @@ def _profile(head: KernelClassifier) -> Tensor:
     """The coefficients to start with, up to their scale."""
     if head.profile is not None:
         return head.profile.detach().double().cpu()
-    profile = torch.full((head.degree + 3,), SPARK, dtype=torch.float64)
+    profile = torch.full((head.degree + 3,), SPARK, dtype=torch.float64, device="cpu")
     profile[kernels.END_POINTS + 1] = 1
+    if head.num_classes == 1:
+        profile[kernels.END_POINTS] = SPARK**2  # it moves the one logit, where softmax would not see it
     return profile
 
 
@@ -143,7 +159,7 @@ def _set(head: KernelClassifier, weight: Tensor, profile: Tensor, scale: float) 
     """Write weights and coefficients, which are `scale` times the profile where the activation can give them."""
     notes = []
     fixed = head.profile is not None
-    alpha = torch.tensor([1.0], dtype=torch.float64) if fixed else profile.clone()
+    alpha = profile.new_ones(1) if fixed else profile.clone()
     if head.coefficients in ("sigmoid", "softmax"):
         # Bounded: all of them below 1, or all of them together 1, where a_0 takes what is left and changes nothing.
         most = 0.99 / (alpha.max() if head.coefficients == "sigmoid" else alpha.sum()).item()

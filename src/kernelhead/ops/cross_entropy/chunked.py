@@ -58,7 +58,7 @@ class Observe:
         """Look at the cosines t (N, c P) of the classes from `first` on."""
         t = t.to(self.kind.real)
         k = _kernel(t, self.alpha, _touches_ends(t, self.kind))
-        grouped = k.view(k.shape[0], -1, self.prototypes)
+        grouped = torch.unflatten(k, 1, (-1, self.prototypes))
         inside, place = _place(self.target - first, grouped.shape[1])
         found = grouped.gather(1, place[:, None, None].expand(-1, -1, self.prototypes))[:, 0]
         torch.where(inside[:, None], found, self.own, out=self.own)
@@ -122,7 +122,7 @@ class Slopes:
         t = t.to(self.kind.real)
         ends = _touches_ends(t, self.kind)
         p = _kernel(t, self.alpha, ends)
-        grouped = p.view(p.shape[0], -1, self.prototypes)
+        grouped = torch.unflatten(p, 1, (-1, self.prototypes))
         inside, place = _place(self.target - first, grouped.shape[1])
         places = place[:, None, None].expand(-1, -1, self.prototypes)
         own = (grouped.gather(1, places)[:, 0] - self.likelihood).exp_().mul_(-self.label)
@@ -149,7 +149,7 @@ def _kernel(t: Tensor, alpha: Tensor, ends: bool) -> Tensor:
 
 def _touches_ends(t: Tensor, kind: Precision) -> bool:
     """Whether end-point terms have to be looked at. On a CPU asking is cheap, and almost always answered by no."""
-    if not kind.ends or t.device.type != "cpu":
+    if not kind.ends or t.device.type != "cpu" or t.numel() == 0:
         return kind.ends
     low, high = torch.aminmax(t)
     return not max(-low.item(), high.item()) < 1 - kernels.default_tolerance(t.dtype)  # a NaN is no answer

@@ -12,4 +12,4 @@ def scores(features: Tensor, weight: Tensor, alpha: Tensor, prototypes: int) -> 
     features (N, D), weight (C P, D), alpha (M + 3,) with the temperature in it.
     """
     values = kernel_mean(features, weight, alpha)
-    return torch.logsumexp(values.view(values.shape[0], -1, prototypes), 2) if prototypes > 1 else values
+    return torch.logsumexp(torch.unflatten(values, 1, (-1, prototypes)), 2) if prototypes > 1 else values
