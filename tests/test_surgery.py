@@ -180,6 +180,15 @@ def test_threads_may_run_one_network_on_images_of_other_sizes():
     assert all(map(torch.equal, found, expected))
 
 
+def test_a_classifier_may_be_run_again_in_another_thread():
+    """As checkpointing does it on a GPU, in the thread of the backward pass."""
+    layers = [nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)]
+    model = kernelize(nn.Sequential(*layers), pool="rkhs").eval()
+    pooled = model[:3](torch.randn(4, 3, 10, 10))
+    with ThreadPoolExecutor(1) as pool:
+        assert torch.equal(pool.submit(model[3], pooled).result(), model[3](pooled))
+
+
 @pytest.mark.parametrize("options", [{}, {"pool": "rkhs"}, {"head": "softmax"}])
 def test_convolutions_that_classify(options):
     model = kernelize(Convolutional().eval(), 3, **options)

@@ -27,12 +27,6 @@ def channels_first(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> 
     return output.movedim(-1, 1)
 
 
-class Run(threading.local):
-    """What a run of a network leaves for its own end: threads that share a network do not see each other's."""
-
-    places: int = 1
-
-
 class Fold:
     """Makes every place a sample of its own, before a network's global pooling.
 
@@ -48,16 +42,22 @@ class Fold:
     def __init__(self, channel: int, prefix: int = 0) -> None:
         self.channel = channel
         self.prefix = prefix
-        self.run = Run()
+        self.own = threading.local()  # threads may share a network, and run it on images of other sizes
+        self.latest = 1
 
     def __reduce__(self) -> tuple[type["Fold"], tuple[int, int]]:
         return Fold, (self.channel, self.prefix)  # a copy has runs of its own
+
+    @property
+    def places(self) -> int:
+        """Of the run that goes on; a classifier alone may be run again in the thread of a backward pass."""
+        return getattr(self.own, "places", self.latest)
 
     def __call__(self, features: Tensor) -> Tensor:
         last = features.movedim(self.channel, -1)
         if self.prefix:
             last = last[:, self.prefix :]
-        self.run.places = math.prod(last.shape[1:-1])  # Size.numel would make a constant of symbols
+        self.own.places = self.latest = math.prod(last.shape[1:-1])  # Size.numel would make a constant of symbols
         alone = last.reshape(-1, *(1 for _ in last.shape[1:-1]), last.shape[-1])
         if self.prefix:  # the network cuts off as many as before
             alone = F.pad(alone, (0, 0, self.prefix, 0))
@@ -89,7 +89,7 @@ class Unfold:
     def before(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         last = args[0].movedim(self.axis, -1)
         if self.fold is not None:
-            return (last.reshape(-1, self.fold.run.places, last.shape[-1]),)
+            return (last.reshape(-1, self.fold.places, last.shape[-1]),)
         last = last.flatten(1, -2)
         return (last[:, self.prefix :] if self.prefix else last,)
 
