@@ -465,6 +465,16 @@ def test_a_lost_network_that_cannot_be_trained_again(shallow, small, tmp_path, m
         run("distillation", tmp_path, only=("CIFAR-10", "Ours"))
 
 
+def test_a_damaged_network_that_others_build_on(shallow, small, tmp_path):
+    run("distillation", tmp_path, only=("CIFAR-10", "SM"))
+    (network,) = (tmp_path / "cifar10" / "1-epochs" / "resnet56-softmax").glob("*-seed0.safetensors")
+    network.write_bytes(network.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=r"seed0\.safetensors is not .*; delete it, and it is trained again$"):
+        run("distillation", tmp_path, only=("CIFAR-10", "Ours"))
+    network.unlink()
+    assert run("distillation", tmp_path, only=("CIFAR-10", "Ours"))
+
+
 def test_progress_counts_trainings(shallow, small, tmp_path):
     seen = []
     run("rectification", tmp_path, seen.append, only=("Ours",))

@@ -108,7 +108,10 @@ def run(experiment: Experiment, root: Path, settings: Settings, progress: Callab
         ordered = sorted(missing.values(), key=lambda job: not job.choosing)
         jobs = _stopped(root, missing) or _first(_alike(ordered), settings.at_once)
         done, total = store.count(recipes, protocols, seeds)
-        _train(jobs, store, source, settings, partial(_with_counts, progress, done, total))
+        try:
+            _train(jobs, store, source, settings, partial(_with_counts, progress, done, total))
+        except BrokenCheckpointError as error:  # a network that these build on
+            raise BrokenCheckpointError(f"{error}; delete it, and it is trained again") from error
 
 
 def _with_counts(progress: Callable[[Progress], None], done: int, total: int, now: Progress) -> None:
