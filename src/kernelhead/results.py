@@ -44,7 +44,7 @@ def hardware_name(hardware: dict[str, Any]) -> str:
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file to write in place of `path`, which is there afterwards whole, or as it was before; a link stays a link."""
-    path = path.resolve()
+    path = path.resolve() if path.is_symlink() else path  # as the user named it, for messages
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
