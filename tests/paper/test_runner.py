@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from kernelhead.backbones import create_backbone
 from kernelhead.cli import app
-from kernelhead.paper import EXPERIMENTS, quick, runner
+from kernelhead.paper import EXPERIMENTS, outcome, quick, runner
 from kernelhead.paper.quick import open_quick
 from kernelhead.paper.recipe import CIFAR_PROTOCOLS
 from kernelhead.paper.runner import Settings, adapted
@@ -85,7 +85,7 @@ def spy(monkeypatch):
         save(path, result)
 
     monkeypatch.setattr(runner, "train", spied_train)
-    monkeypatch.setattr(runner, "predict", spied_predict)
+    monkeypatch.setattr(outcome, "predict", spied_predict)
     monkeypatch.setattr(runner, "save_result", spied_save)
     return recorded
 
@@ -385,7 +385,7 @@ def test_what_was_stopped_and_done_otherwise_leaves_nothing(shallow, small, tmp_
 def test_stopped_while_it_is_measured_a_group_is_not_trained_again(shallow, small, tmp_path, monkeypatch):
     settings = replace(image_settings(only=("Ours ResNet-20",), at_once=4), epochs=2)
     runner.run(EXPERIMENTS["rectification"], tmp_path / "plain", settings, ignore)
-    measure, calls = runner._result, []
+    measure, calls = runner.measure, []
 
     def measure_two(*arguments):
         calls.append(arguments)
@@ -393,7 +393,7 @@ def test_stopped_while_it_is_measured_a_group_is_not_trained_again(shallow, smal
             raise KeyboardInterrupt
         return measure(*arguments)
 
-    monkeypatch.setattr(runner, "_result", measure_two)
+    monkeypatch.setattr(runner, "measure", measure_two)
     with pytest.raises(KeyboardInterrupt):
         runner.run(EXPERIMENTS["rectification"], tmp_path / "stopped", settings, ignore)
     assert not results_below(tmp_path / "stopped")

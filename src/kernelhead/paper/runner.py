@@ -4,33 +4,31 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from kernelhead import metrics
 from kernelhead.active import select
-from kernelhead.backbones import count_parameters, expected_input
+from kernelhead.backbones import expected_input
 from kernelhead.data import cifar
 from kernelhead.data.folder import hold_out
 from kernelhead.data.images import Images
 from kernelhead.data.open import Opened, open_data
 from kernelhead.paper.labelling import FIRST, PERCENTS
+from kernelhead.paper.outcome import measure, save_network
 from kernelhead.paper.quick import open_quick
 from kernelhead.paper.recipe import Experiment, Recipe, adapted
 from kernelhead.paper.store import Job, Store
 from kernelhead.results import save_result, write_bytes
 from kernelhead.train.checkpoint import BrokenCheckpointError, load_checkpoint, save_checkpoint
-from kernelhead.train.config import TrainConfig
 from kernelhead.train.interrupt import deferred_interrupts
-from kernelhead.train.loop import Moment, Run, Trained, predict, train
-from kernelhead.train.saved import SavedClassifier, load_classifier, save_classifier
+from kernelhead.train.loop import Moment, Run, predict, train
+from kernelhead.train.saved import SavedClassifier, load_classifier
 from kernelhead.train.schedule import Schedule
 
 PARTIAL = ".partial"  # the folder of what is being trained
@@ -232,7 +230,7 @@ def _train(
     seconds = (time.perf_counter() - began) / len(jobs)
     # All are measured before the first is kept: a group that is stopped in between goes on from its checkpoint.
     results = [
-        _result(job, found, opened, training, testing, seconds, len(jobs))
+        measure(job, found, opened, training, testing, seconds, len(jobs))
         if job.choosing or store.read(job.path) is None
         else None  # its network was missing, and what was measured stays
         for job, found, training, testing in zip(jobs, trained, images, test, strict=True)
@@ -243,7 +241,7 @@ def _train(
     with deferred_interrupts() as interruption:
         for job, found, result in zip(jobs, trained, results, strict=True):
             if not job.choosing and (result is None or result["accuracy"] is not None):
-                _save_network(job, found, opened)
+                save_network(job, found, opened)
             if result is not None:
                 save_result(job.path, result)
                 store.forget(job.path)
@@ -321,81 +319,3 @@ def _embed(saved: SavedClassifier, data: Images) -> tuple[Tensor, Tensor]:
     """Logits (n, C) and features (n, D) of all images, on the CPU and the device."""
     model = saved.model.to(data.labels.device)
     return predict(model, data), predict(model.backbone, data).to(data.labels.device)
-
-
-def _result(
-    job: Job,
-    trained: Trained,
-    opened: Opened,
-    training: Images,
-    testing: Images,
-    seconds: float,
-    at_once: int,
-) -> dict[str, Any]:
-    per_epoch = len(trained.losses) // job.epochs
-    result: dict[str, Any] = {
-        "experiment": job.recipe.data,
-        "method": job.recipe.key,
-        "seed": job.seed,
-        "config": {
-            **asdict(trained.run),
-            "epochs": job.epochs,
-            "batch_size": job.protocol.batch_size,
-            "warmup_epochs": job.protocol.warmup_epochs,
-            "choosing": job.choosing,
-        },
-        "images": {"train": len(training), "test": len(testing), "left_out": len(opened.left_out)},
-        "parameters": {part: count_parameters(getattr(trained.model, part)) for part in ("backbone", "head")},
-        "curve": {
-            "loss": _per_epoch(trained.losses, per_epoch),
-            "accuracy": _per_epoch(100 * trained.accuracies, per_epoch),
-        },
-        "seconds": seconds,
-        "at_once": at_once,
-        "diverged_at": trained.diverged_at,
-        "accuracy": None,
-    }
-    logits = predict(trained.model, testing) if trained.diverged_at is None else None
-    if logits is not None and not torch.isfinite(logits).all():  # the last step's loss is that of before its update
-        result["diverged_at"], logits = len(trained.losses), None
-    if logits is not None:
-        result |= metrics.summary(logits, testing.labels.cpu())
-        alpha = getattr(trained.model.head, "alpha", None)
-        if alpha is not None:
-            result["alpha"] = alpha.detach().float().tolist()
-    return result
-
-
-def _save_network(job: Job, trained: Trained, opened: Opened) -> None:
-    """Keep a network beside its result; what an earlier one chose for active learning goes."""
-    config = asdict(_config(job, trained.run, opened))
-    saved = SavedClassifier(trained.model, trained.run, opened.classes, opened.input, config)
-    for chosen in job.path.parent.glob(f"{job.path.stem}-*.safetensors"):
-        chosen.unlink()
-    save_classifier(job.path.with_suffix(".safetensors"), saved)
-
-
-def _config(job: Job, run: Run, opened: Opened) -> TrainConfig:
-    """The job as `kernelhead train` would be told it, so that `kernelhead evaluate` knows the classifier's data."""
-    return TrainConfig(
-        job.recipe.data,
-        run.backbone,
-        run.head,
-        run.head_options,
-        **run.backbone_options,
-        teacher=run.teacher,
-        temperature=run.temperature,
-        epochs=job.epochs,
-        batch_size=job.protocol.batch_size,
-        learning_rate=run.learning_rate,
-        weight_decay=run.weight_decay,
-        warmup_epochs=job.protocol.warmup_epochs,
-        seed=run.seed,
-        size=opened.input.size,
-    ).completed()
-
-
-def _per_epoch(values: Tensor, per_epoch: int) -> list[float | None]:
-    """Means over epochs, in four digits; None where there is none."""
-    means = values.cpu().double().view(-1, per_epoch).mean(1).numpy()
-    return [float(f"{mean:.4g}") if np.isfinite(mean) else None for mean in means]
