@@ -223,6 +223,7 @@ def test_runs_that_protocols_share_count_once(store, write):
     write(store, cell, PAPER, {0: 80.0, 1: 81.0}, alpha=[0.0] * 9 + [1.0])
     made = details(EXPERIMENTS["cifar10"], store, [PAPER, same])
     assert "of 2 runs: a_1 in 2" in made.notes[1]
+    assert [row[:5] for row in made.rows] == [["ResNet-8", "Ours", "paper, tuned", "2", "80.50"]]
 
 
 def test_a_result_without_a_field_is_left_out_and_named(store, write):

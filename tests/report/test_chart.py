@@ -243,6 +243,20 @@ def test_the_papers_line_has_the_colour_of_ours():
     assert [dash for _, dash in looks] == ["d0", "d0", "paper", "paper", "paper"]
 
 
+def test_lines_of_an_order_look_alike_in_all_charts():
+    def looks(*labels):
+        lines = [Series(label, [1, 2], [1, 2], dashed="paper" in label) for label in labels]
+        root = ET.fromstring(figure(Chart("T", "x", "y", lines, order=["SM", "LIN", "SOP"])))
+        keys = [key.find("path").get("d") for key in root.findall("ul/li/svg/g")]
+        colors = [group.get("class").split()[0] for group in chart_of(root).findall("g")]
+        return dict(zip(labels, zip(colors, keys, strict=True), strict=True))
+
+    every, some = looks("SM", "LIN", "SOP", "more"), looks("SOP", "more", "SM", "SOP (paper)")
+    assert len(set(every.values())) == 4
+    assert all(some[label] == every[label] for label in ("SOP", "SM", "more"))
+    assert some["SOP (paper)"] == some["SOP"]
+
+
 def test_any_text_is_escaped():
     ugly = "<b>&\"'</svg>\x00\x1b\ud800é"
     chart = Chart(ugly, ugly, ugly, [Series(ugly, [1, 2], [1, 2])], [ugly])

@@ -239,6 +239,22 @@ def test_a_part_that_was_run_is_shown_with_the_rest_not_run(tmp_path, write):
     assert page.count('<td class="muted">') == 29
 
 
+def test_charts_of_a_part_look_like_those_of_the_whole(tmp_path, write):
+    """A line passes over depths that were not run, and has the place of its column in the order of looks."""
+    store, experiment = Store(tmp_path, 3), EXPERIMENTS["cifar10"]
+    protocol = experiment.protocols["tuned"]
+    for cell in experiment.cells:
+        if cell.row in ("ResNet-8", "ResNet-56") and cell.column in ("SM", "Ours"):
+            write(store, cell.recipe, protocol, 0, 80.0 if cell.row == "ResNet-8" else 90.0, epochs=3)
+    over_depth, *more = section(experiment, store, [protocol]).charts
+    points = {line.label: (list(line.x), list(line.y)) for line in over_depth.series if not line.dashed}
+    empty = dict.fromkeys(("LIN", "SOP", "KER"), ([], []))
+    assert points == {"SM": ([8, 56], [80.0, 90.0]), **empty, "Ours": ([8, 56], [80.0, 90.0])}
+    curves = [chart for chart in more if "raining loss" in chart.title]
+    assert [[line.label for line in chart.series] for chart in curves] == 2 * [["SM", "Ours"]]
+    assert all(list(chart.order) == ["SM", "LIN", "SOP", "KER", "Ours"] for chart in curves)
+
+
 def test_other_epochs_are_other_tables(tmp_path, write):
     experiment = EXPERIMENTS["kernels"]
     for epochs, accuracy in ((9, 70.0), (30, 71.0)):

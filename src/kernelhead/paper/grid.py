@@ -59,7 +59,7 @@ def _ours_and_papers(experiment: Experiment, cell: Cell, store: Store, protocol:
 
 
 def details(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) -> Table:
-    """One row a cell and protocol that has runs: means over its seeds, what was chosen, what it costs."""
+    """One row for the runs of a cell, of one protocol or shared: means over seeds, what was chosen, what it costs."""
     columns = [
         "",
         "",
@@ -75,12 +75,15 @@ def details(experiment: Experiment, store: Store, protocols: Sequence[Protocol])
     ]
     rows = []
     for cell in experiment.cells:
+        sharing: dict[Path | None, list[Protocol]] = {}
         for protocol in protocols:
-            results = [result for result in store.results(cell.recipe, protocol).values() if _finished(result)]
-            choice = store.choice(cell.recipe, protocol)
+            sharing.setdefault(store.result_path(cell.recipe, protocol, 0), []).append(protocol)
+        for users in sharing.values():
+            results = [result for result in store.results(cell.recipe, users[0]).values() if _finished(result)]
+            choice = store.choice(cell.recipe, users[0])
             if not results or choice is None:
                 continue
-            row = [cell.row, cell.column, protocol.name, str(len(results))]
+            row = [cell.row, cell.column, ", ".join(user.name for user in users), str(len(results))]
             row += [_mean(results, name, digits) for name, digits in (("accuracy", 2), ("nll", 3), ("ece", 2))]
             row += [f"{number:g}" for number in choice]
             seconds = np.mean([result["seconds"] for result in results])

@@ -46,13 +46,14 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over a common x axis."""
+    """Lines over a common x axis. Those of `order`, if given, look alike in all charts that are given it."""
 
     title: str
     x_label: str
     y_label: str
     series: Sequence[Series]
     notes: Sequence[str] = ()
+    order: Sequence[str] = ()  # of labels
 
 
 @dataclass(frozen=True)
@@ -228,15 +229,15 @@ def _empty(x_label: str, y_label: str) -> list[str]:
     return [*plot.axes([], x_label, y_label, upright=False), words]
 
 
-def _styles(series: Sequence[Series]) -> list[tuple[int, str]]:
+def _styles(chart: Chart) -> list[tuple[int, str]]:
     """Of each line its number, for colour and marker, and its classes."""
-    numbers: dict[str, int] = {}
-    for line in series:
+    numbers = {label: index for index, label in enumerate(chart.order)}
+    for line in chart.series:
         if not line.dashed:
             numbers.setdefault(line.label, len(numbers))
     free = len(numbers)
     styles = []
-    for line in series:
+    for line in chart.series:
         index = numbers.get(line.label)
         if line.dashed:
             owners = [label for label in numbers if re.match(rf"{re.escape(label)}(?!\w)", line.label)]
@@ -256,7 +257,7 @@ def _key(drawing: str, label: str, empty: bool) -> str:
 
 def _lines(chart: Chart) -> tuple[list[str], list[str], list[str]]:
     """Drawing, legend and notes."""
-    styles = _styles(chart.series)
+    styles = _styles(chart)
     runs = [runs_of(series) for series in chart.series]
     legend = [
         _key(

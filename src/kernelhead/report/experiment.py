@@ -33,7 +33,7 @@ def section(experiment: Experiment, store: Store, protocols: Sequence[Protocol])
         elif experiment is SATURATION:
             charts.append(_over_size(first, store, protocol))
         else:
-            charts += [*_over_depth(experiment, store, protocol), *_curves(first, protocol)]
+            charts += [*_over_depth(experiment, store, protocol), *_curves(experiment, first, protocol)]
         charts += _kernels(first, protocol)
     return Section(table(experiment, store, protocols), charts)
 
@@ -43,15 +43,16 @@ def _first(cell: Cell, store: Store, protocol: Protocol) -> dict[str, Any] | Non
     return results[min(results)] if results else None
 
 
-def _curves(first: Runs, protocol: Protocol) -> list[Chart | BarChart]:
-    """Training loss over epochs, a chart for each row of the table; a table of one column has one chart."""
+def _curves(experiment: Experiment, first: Runs, protocol: Protocol) -> list[Chart | BarChart]:
+    """Training loss over epochs, a chart for each row of the table; runs of one column have one chart."""
     by_row: dict[str, dict[str, list[float | None]]] = {}
-    columns = {cell.column for cell, _ in first}
+    several = len({cell.column for cell, _ in first}) > 1
+    order = list(dict.fromkeys(cell.column if several else cell.row for cell in experiment.cells))
     for cell, result in first:
-        row, label = (cell.row, cell.column) if len(columns) > 1 else ("", cell.row)
+        row, label = (cell.row, cell.column) if several else ("", cell.row)
         by_row.setdefault(row, {})[label] = result["curve"]["loss"]
     return [
-        curves_chart(f"{row + ', t' if row else 'T'}raining loss, {protocol.name} protocol", curves, "loss")
+        curves_chart(f"{row + ', t' if row else 'T'}raining loss, {protocol.name} protocol", curves, "loss", order)
         for row, curves in by_row.items()
     ]
 
@@ -116,11 +117,13 @@ def _over_depth(experiment: Experiment, store: Store, protocol: Protocol) -> lis
 def _ours_and_papers(
     label: str, x: list[float], cells: list[Cell], experiment: Experiment, store: Store, protocol: Protocol
 ) -> list[Series]:
-    """A line of mean accuracies and, if there are any, a dashed one of the paper's numbers."""
-    ours = [_mean(list(accuracies(cell, store, protocol).values())) for cell in cells]
+    """A line of mean accuracies, past what was not run, and, if there are any, a dashed one of the paper's numbers."""
+    means = {at: _mean(list(accuracies(cell, store, protocol).values())) for at, cell in zip(x, cells, strict=True)}
+    ours = {at: mean for at, mean in means.items() if mean is not None}
     numbers = [paper_number(experiment.name, cell) for cell in cells]
     paper = [number if isinstance(number, float) else None for number in numbers]
-    return [Series(label, x, ours)] + [Series(f"{label} (paper)", x, paper, dashed=True)] * any(paper)
+    lines = [Series(label, list(ours), list(ours.values()))]
+    return lines + [Series(f"{label} (paper)", x, paper, dashed=True)] * any(paper)
 
 
 def _over_size(first: Runs, store: Store, protocol: Protocol) -> Chart:

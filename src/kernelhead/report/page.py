@@ -68,10 +68,12 @@ def _cell(index: int, text: str) -> str:
     return f"<td{kind}>{escape(text)}</td>"
 
 
-def curves_chart(title: str, curves: Mapping[str, Sequence[float | None]], y_label: str) -> Chart:
-    """One value an epoch, None where it is not known; the first is of epoch 1."""
+def curves_chart(
+    title: str, curves: Mapping[str, Sequence[float | None]], y_label: str, order: Sequence[str] = ()
+) -> Chart:
+    """One value an epoch, None where it is not known; the first is of epoch 1. `order` as for `Chart`."""
     series = [Series(label, range(1, len(values) + 1), values) for label, values in curves.items()]
-    return Chart(title, "epoch", y_label, series)
+    return Chart(title, "epoch", y_label, series, order=order)
 
 
 def learned_kernel_chart(title: str, alphas: Mapping[str, Sequence[float]]) -> Chart:
