@@ -22,7 +22,7 @@ COUNTS = {
     "kernels": (18, 30),
     "rectification": (24, 40),
     "activations": (24, 40),
-    "landmarks": (186, 310),
+    "landmarks": (204, 340),
     "saturation": (125, 225),
     "beyond": (120, 168),
 }

@@ -118,7 +118,7 @@ def test_a_pt2_file_gives_the_logits(case, tmp_path):
 def network_of(library):
     """A network, the shape of its input, and the name of its head."""
     if library == "torchvision":
-        return kernelize(torchvision.models.resnet18(), 7, pool="rkhs", landmarks=9), (3, 64, 64), "fc"
+        return kernelize(torchvision.models.resnet18(), 7, pool="rkhs", window=2, landmarks=9), (3, 64, 64), "fc"
     return kernelize(timm.create_model("test_vit", pretrained=False), 7, prototypes=2), (3, 160, 160), "head"
 
 

@@ -226,6 +226,15 @@ def test_nearest_of_maps_is_by_the_kernel_mean():
         head.describe(torch.randn(3, D))
 
 
+def test_nearest_of_maps_with_windows():
+    head = KernelClassifier(D, D, pool="rkhs", window=2)
+    with torch.no_grad():
+        head.weight.copy_(torch.eye(D).repeat(1, 4))
+    maps = torch.eye(D)[[2, 2, 2, 2, 5, 5]].t().reshape(1, D, 3, 2)
+    assert head.describe(maps).points.nearest == (0, 0, 1, 0, 0, 0)
+    assert "averages k over all windows of 2 x 2 places of a map" in str(head.describe())
+
+
 def test_use_of_landmarks():
     head = KernelClassifier(D, 2, landmarks=4)
     with torch.no_grad():
@@ -418,6 +427,7 @@ def test_a_state_dict_is_described_as_told(kind, name, tmp_path, rng):
         ({"kernel": "rbf", "gamma": 2.0}, {"kernel": "rbf", "gamma": 2.0}),
         ({"coefficients": "softmax", "temperature": 0.5}, {"coefficients": "softmax", "temperature": 0.5}),
         ({"pool": "rkhs", "degree": 2}, {"pool": "rkhs"}),
+        ({"pool": "rkhs", "window": 2, "landmarks": 7}, {"pool": "rkhs", "window": 2}),
     ],
 )
 def test_sizes_are_found_and_the_rest_is_told(made, told, tmp_path):

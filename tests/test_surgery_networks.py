@@ -245,6 +245,11 @@ def watch(network, name):
     return seen
 
 
+def tokens(places):
+    """What a pooling head receives, a map (N, D, H, W) or tokens (N, L, D), as tokens."""
+    return places.flatten(2).mT if places.dim() == 4 else places
+
+
 @pytest.mark.parametrize("name", POOLED)
 def test_pooling_heads_receive_the_places_that_the_features_are_made_of(name):
     network, inputs = make(name)
@@ -254,7 +259,7 @@ def test_pooling_heads_receive_the_places_that_the_features_are_made_of(name):
     with torch.no_grad():
         run(network.eval(), inputs)
         assert run(other.eval(), inputs).shape == (BATCH, CLASSES)
-    (features,), (places,) = features, places
+    (features,), (places,) = features, map(tokens, places)
     assert places.dim() == 3
     assert places.shape[0] == BATCH
     assert places.shape[2] == features.shape[1]
@@ -270,6 +275,29 @@ def test_pooling_in_the_rkhs_trains_and_reloads(name):
     assert changes(network).pooled
     for head in heads(network):
         assert head.mixing.shape == (NEW_CLASSES, 6)
+
+
+@pytest.mark.parametrize(
+    ("name", "side"), [("torchvision/resnet18", 3), ("torchvision/swin", 12), ("timm/test_resnet", 3)]
+)
+def test_windows_are_those_of_the_networks_map(name, side):
+    network, _ = make(name)
+    layer = changes(kernelize(network, NEW_CLASSES, pool="rkhs", window=2)).layers[0]
+    received = watch(network, layer)
+    logits = run(network.eval(), {"x": images(96)})
+    assert received[0].shape[2:] == (side, side)
+    head, twin = (
+        network.get_submodule(layer),
+        KernelClassifier(received[0].shape[1], NEW_CLASSES, pool="rkhs", window=2),
+    )
+    twin.load_state_dict(head.state_dict())
+    torch.testing.assert_close(logits, twin(received[0]))
+
+
+def test_tokens_have_no_windows():
+    network, _ = make("transformers/ViT")
+    with pytest.raises(ValueError, match=r"with windows expects a map \(N, \d+, H, W\), got"):
+        kernelize(network, pool="rkhs", window=2)
 
 
 @pytest.mark.parametrize("head", ["second_order", "expansion"])
@@ -418,7 +446,7 @@ def test_the_relu_before_the_features_is_removed_and_no_other(name):
             run(each.eval(), inputs)
     torch.testing.assert_close(same[0].flatten(), features[0].flatten())
     assert places[0].min() < 0
-    rectified = places[0].clamp_min(0)
+    rectified = tokens(places[0]).clamp_min(0)
     if "mobilenet" in name:
         rectified = rectified.clamp_max(6)
     torch.testing.assert_close(rectified.mean(1), features[0].flatten(1), rtol=1e-4, atol=1e-5)

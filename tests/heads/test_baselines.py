@@ -129,6 +129,22 @@ def test_expansion_of_vectors_is_that_of_one_place():
     torch.testing.assert_close(twin(x), head(x[:, :, None, None]))
 
 
+@pytest.mark.parametrize("normalized", [False, True])
+def test_expansion_of_windows(normalized):
+    """A convolution, and on windows of unit length a layer of them."""
+    head, n = make("expansion", width=7, window=2, normalized=normalized)
+    maps, _ = maps_and_tokens()
+    kernel = torch.from_numpy(n["expand.weight"]).view(7, 2, 2, D).permute(0, 3, 1, 2)
+    expanded = nn.functional.conv2d(maps, kernel)
+    if normalized:
+        squares = nn.functional.conv2d(maps.square().sum(1, keepdim=True), torch.ones(1, 1, 2, 2, dtype=torch.float64))
+        expanded = expanded / squares.sqrt()
+    affine = (torch.from_numpy(n[f"norm.{name}"]) for name in ("weight", "bias"))
+    normal = nn.functional.batch_norm(expanded, None, None, *affine, training=True)
+    expected = normal.relu().mean((2, 3)).numpy() @ n["classifier.weight"].T + n["classifier.bias"]
+    np.testing.assert_allclose(head(maps).detach(), expected, rtol=1e-9, atol=1e-11)
+
+
 def test_expansion_is_512_wide_unless_told():
     sizes = {name: tuple(p.shape) for name, p in create_head("expansion", D, C).named_parameters()}
     assert sizes["expand.weight"] == (512, D, 1, 1)

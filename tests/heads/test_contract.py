@@ -22,6 +22,7 @@ CASES = {
     "expansion": ("expansion", {"width": 6}, MAPS),
     "expansion-normalized": ("expansion", {"width": 6, "normalized": True, "standardized": True}, MAPS),
     "expansion-vectors": ("expansion", {"width": 6, "places": False}, VECTORS),
+    "expansion-window": ("expansion", {"width": 6, "window": 2, "normalized": True}, MAPS),
     "expansion-tokens": ("expansion", {"width": 6}, TOKENS),
     "kernel": ("kernel", {}, VECTORS),
     "kernel-degree-1": ("kernel", {"degree": 1}, VECTORS),
@@ -39,6 +40,8 @@ CASES = {
     "kernel-rkhs-tokens": ("kernel", {"pool": "rkhs"}, TOKENS),
     "kernel-rkhs-rbf": ("kernel", {"pool": "rkhs", "kernel": "rbf"}, MAPS),
     "kernel-rkhs-prototypes": ("kernel", {"pool": "rkhs", "prototypes": 2}, MAPS),
+    "kernel-rkhs-window": ("kernel", {"pool": "rkhs", "window": 2}, MAPS),
+    "kernel-rkhs-window-landmarks": ("kernel", {"pool": "rkhs", "window": 2, "landmarks": 4}, MAPS),
     "kernel-landmarks-as-they-are": ("kernel", {"landmarks": 4, "standardize": False}, VECTORS),
     "kernel-rkhs-landmarks": ("kernel", {"pool": "rkhs", "landmarks": 4}, MAPS),
 }
@@ -309,7 +312,9 @@ def test_integer_features_are_refused(case):
         head(x.long())
 
 
-@pytest.mark.parametrize("case", [case for case, (_, _, shape) in CASES.items() if shape == MAPS])
+@pytest.mark.parametrize(
+    "case", [case for case, (_, options, shape) in CASES.items() if shape == MAPS and "window" not in options]
+)
 def test_a_map_without_places_is_refused(case):
     head, _ = make(case)
     with pytest.raises(ValueError, match=r"averages over places and got none: \(2, 5, 0, 3\)$"):
@@ -333,9 +338,10 @@ def test_sizes_must_be_positive_integers(name, argument, size):
         (
             "expansion",
             {"degree": 3},
-            r"head 'expansion' has no option 'degree'; it takes width, normalized, standardized, places$",
+            r"head 'expansion' has no option 'degree'; it takes width, normalized, standardized, places, window$",
         ),
         ("softmax", {"degree": 3}, r"head 'softmax' has no option 'degree'; it takes none$"),
+        ("expansion", {"window": 2, "places": False}, r"it goes with places=True$"),
         ("expansion", {"width": 0}, r"needs width to be a positive integer, got 0$"),
     ],
 )

@@ -245,6 +245,54 @@ def test_degree_two_of_rkhs_pooling_is_second_order_pooling():
     np.testing.assert_allclose(head(x).detach(), expected, rtol=1e-11)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(("window", "height", "width"), [(2, 3, 5), (2, 2, 2), (3, 4, 3)])
+def test_windows_are_compared_as_one_vector(window, height, width, layout):
+    head = make(pool="rkhs", window=window, degree=3)
+    maps = torch.randn(5, D, height, width, dtype=torch.float64)
+    alpha, w = np.maximum(head.raw_alpha.detach().numpy(), 0), unit(head.weight.detach().numpy())
+    values = []
+    for row in range(height - window + 1):
+        for column in range(width - window + 1):
+            places = [(row + i, column + j) for i in range(window) for j in range(window)]
+            seen = np.concatenate([maps.numpy()[:, :, i, j] for i, j in places], axis=1)
+            values.append(P.polyval(unit(seen) @ w.T, alpha[2:]))
+    laid_out = maps.contiguous(memory_format=layout)
+    np.testing.assert_allclose(head(laid_out).detach(), np.mean(values, axis=0), rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(head.freeze()(laid_out).detach(), np.mean(values, axis=0), rtol=1e-10, atol=1e-12)
+
+
+def test_windows_know_what_is_beside_what():
+    """Places in another order are the same to a head without windows."""
+    plain, windows = make(pool="rkhs"), make(pool="rkhs", window=2)
+    maps = torch.randn(5, D, 3, 4, dtype=torch.float64)
+    other = maps.flatten(2)[:, :, torch.randperm(12, generator=torch.Generator().manual_seed(1))].view_as(maps)
+    torch.testing.assert_close(plain(other), plain(maps))
+    assert (windows(other) - windows(maps)).abs().max() > 1e-3
+
+
+def test_windows_start_with_weights_of_length_about_one():
+    weight = KernelClassifier(64, 100, landmarks=500, pool="rkhs", window=2).weight
+    assert weight.shape == (500, 256)
+    assert weight.norm(dim=1).mean().item() == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("options", "features", "words"),
+    [
+        ({"window": 2}, None, "goes with pool='rkhs'"),
+        ({"window": 0, "pool": "rkhs"}, None, "window to be a positive integer"),
+        ({"window": 2.0, "pool": "rkhs"}, None, "window to be a positive integer"),
+        ({"window": 2, "pool": "rkhs"}, (3, 4, D), r"windows expects a map \(N, 6, H, W\), got \(3, 4, 6\)"),
+        ({"window": 2, "pool": "rkhs"}, (3, D + 1, 4, 4), r"windows expects a map \(N, 6, H, W\)"),
+        ({"window": 3, "pool": "rkhs"}, (3, D, 4, 2), "has 3 x 3 windows of places, and the map is 4 x 2"),
+    ],
+)
+def test_windows_that_cannot_be(options, features, words):
+    with pytest.raises(ValueError, match=words):
+        KernelClassifier(D, C, **options)(torch.randn(features or (3, D)))
+
+
 # --- the module -------------------------------------------------------------------------------------------------------
 
 

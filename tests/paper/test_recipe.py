@@ -148,7 +148,7 @@ def test_keys_tell_recipes_apart_and_are_names_of_folders():
     papers = 30 + 30 + 8 + 4 + 86 + 2 * (2 + 2 + 3)
     # what `landmarks` adds but softmax, second-order pooling and the paper's layer, then `saturation` but its first two
     # and 512 landmarks or channels, and `beyond`: three more heads at six depths of two data sets, six of them above.
-    assert len(by_key) == papers + 2 * (31 - 3) + (25 - 4) + (3 * 12 - 2 * 3)
+    assert len(by_key) == papers + 2 * (34 - 3) + (25 - 4) + (3 * 12 - 2 * 3)
 
 
 @pytest.mark.parametrize(

@@ -302,7 +302,7 @@ def test_counts_have_choices_and_what_is_built_on_each_once(store):
         ("kernels", 6 + 3 * 4, 6 + 3 * 8),
         ("rectification", 8 + 4 * 4, 8 + 4 * 8),
         ("activations", 8 + 4 * 4, 8 + 4 * 8),
-        ("landmarks", 62 + 31 * 4, 62 + 31 * 8),
+        ("landmarks", 68 + 34 * 4, 68 + 34 * 8),
         ("saturation", 25 * 5, 25 * 9),
         ("beyond", 72 + 12 * 4, 72 + 12 * 8),
     ],

@@ -16,10 +16,25 @@ def as_vectors(features: Tensor, in_features: int, head: str) -> Tensor:
     return features if features.dim() == 2 else features.reshape(-1, in_features)
 
 
-def as_places(features: Tensor, in_features: int, head: str) -> Tensor:
-    """Check a map (N, D, H, W) or tokens (N, L, D) and view it as (N, L, D)."""
+def as_places(features: Tensor, in_features: int, head: str, window: int = 1) -> Tensor:
+    """Check a map (N, D, H, W) or tokens (N, L, D) and view it as (N, L, D).
+
+    With a window of w places a side, of a map only: all its windows (N, L, w w D), row by row of the map. In one of
+    them its places are side by side, row by row, too.
+    """
     _check_floating(features, head)
     shape = tuple(features.shape)
+    if window > 1:
+        if features.dim() != 4 or shape[1] != in_features:
+            raise ValueError(f"{head} with windows expects a map (N, {in_features}, H, W), got {shape}")
+        rows, columns = shape[2] - window + 1, shape[3] - window + 1
+        if min(rows, columns) < 1:
+            raise ValueError(
+                f"{head} has {window} x {window} windows of places, and the map is {shape[2]} x {shape[3]}"
+            )
+        corners = [(row, column) for row in range(window) for column in range(window)]
+        features = torch.cat([features[:, :, i : i + rows, j : j + columns] for i, j in corners], 1)
+        return features.flatten(2).transpose(1, 2)
     if features.dim() == 4 and shape[1] == in_features:
         features = features.flatten(2).transpose(1, 2)
     elif features.dim() != 3 or shape[2] != in_features:

@@ -12,8 +12,8 @@ class ExpansionHead(Leaf):
     """1x1 convolution to `width` channels, BatchNorm, ReLU, mean over places, linear layer.
 
     With `normalized` the features of each place are scaled to unit length first, with `standardized` the means over
-    places are standardised over the batch: both as a kernel head with landmarks does it. Without `places` it is a
-    hidden layer on feature vectors.
+    places are standardised over the batch: both as a kernel head with landmarks does it. So does `window`, w: the
+    convolution is w x w, within the map. Without `places` it is a hidden layer on feature vectors.
 
     Map (N, D, H, W) or tokens (N, L, D), or without `places` (N, D) -> logits (N, C).
     """
@@ -29,16 +29,21 @@ class ExpansionHead(Leaf):
         normalized: bool = False,
         standardized: bool = False,
         places: bool = True,
+        window: int = 1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        check_sizes("ExpansionHead", in_features=in_features, num_classes=num_classes, width=width)
+        check_sizes("ExpansionHead", in_features=in_features, num_classes=num_classes, width=width, window=window)
+        if window > 1 and not places:
+            raise ValueError("window is about neighbouring places: it goes with places=True")
         super().__init__()
         self.in_features = in_features
         self.num_classes = num_classes
         self.normalized = normalized
         self.pools = places
-        self.expand = nn.Conv2d(in_features, width, kernel_size=1, bias=False, device=device, dtype=dtype)
+        self.window = window
+        wide = in_features * window**2
+        self.expand = nn.Conv2d(wide, width, kernel_size=1, bias=False, device=device, dtype=dtype)
         self.norm = nn.BatchNorm2d(width, device=device, dtype=dtype)
         self.standard = (
             nn.BatchNorm1d(width, affine=False, device=device, dtype=dtype) if standardized else nn.Identity()
@@ -47,8 +52,8 @@ class ExpansionHead(Leaf):
 
     def forward(self, features: Tensor) -> Tensor:
         if self.pools:
-            as_places(features, self.in_features, "ExpansionHead")
-            maps = features if features.dim() == 4 else features.mT.unsqueeze(-1)
+            seen = as_places(features, self.in_features, "ExpansionHead", self.window)
+            maps = features if features.dim() == 4 and self.window == 1 else seen.mT.unsqueeze(-1)
         else:
             maps = as_vectors(features, self.in_features, "ExpansionHead")[:, :, None, None]
         if self.normalized:
@@ -60,4 +65,5 @@ class ExpansionHead(Leaf):
 
     def extra_repr(self) -> str:
         normalized = ", normalized=True" if self.normalized else ""
-        return f"in_features={self.in_features}, num_classes={self.num_classes}{normalized}"
+        window = f", window={self.window}" if self.window > 1 else ""
+        return f"in_features={self.in_features}, num_classes={self.num_classes}{normalized}{window}"

@@ -84,10 +84,11 @@ class FrozenKernelClassifier(Leaf):
         self.prototypes = head.prototypes
         self.aggregate = head.aggregate
         self.pools = head.pools
+        self.window = head.window
         with torch.no_grad():
             # In this order the reduction over prototypes goes along whole rows of classes.
             weight = head.weight.detach()
-            weight = weight.reshape(-1, head.prototypes, head.in_features).transpose(0, 1).reshape(weight.shape)
+            weight = weight.reshape(-1, head.prototypes, weight.shape[1]).transpose(0, 1).reshape(weight.shape)
             self.register_buffer("directions", (weight / raw_unit_norm(weight)).to(weight.dtype))
             alpha = head.alpha.detach()
             left_out = _smallest(alpha.double() * logit_gain(head), tolerance) if tolerance else []
@@ -133,8 +134,11 @@ class FrozenKernelClassifier(Leaf):
         self._survey()
 
     def forward(self, features: Tensor) -> Tensor:
-        flatten = as_places if self.pools else as_vectors
-        points = flatten(features, self.in_features, "FrozenKernelClassifier")
+        points = (
+            as_places(features, self.in_features, "FrozenKernelClassifier", self.window)
+            if self.pools
+            else as_vectors(features, self.in_features, "FrozenKernelClassifier")
+        )
         device = features.device.type
         autocast = autocast_enabled(device)
         dtype = torch.promote_types(features.dtype, self.directions.dtype)
@@ -200,7 +204,7 @@ class FrozenKernelClassifier(Leaf):
         if self.mixing is not None:
             parts.append(f"landmarks={self.mixing.shape[1]}")
         if self.pools:
-            parts.append("pool='rkhs'")
+            parts.append("pool='rkhs'" + (f", window={self.window}" if self.window > 1 else ""))
         return ", ".join(parts)
 
 

@@ -83,12 +83,15 @@ class KernelClassifier(Leaf):
             1e-7 to 1e-3, so that the usual 1e-5 leaves the coefficients a say in how large the result is.
         pool: "rkhs" takes a feature map or tokens and averages k over the places, which is a linear classifier on
             the kernel mean embedding; None takes feature vectors.
+        window: w. With `pool="rkhs"` on a feature map, the kernel compares windows of w x w neighbouring places
+            instead of single ones: vectors of w w D features, which see what is beside what.
         gamma: the width of `kernel="rbf"`.
         device, dtype: of parameters and buffers, as for `nn.Linear`. The statistics of landmarks are float32 at least.
 
     Shapes:
         features (..., D) -> logits (..., C); with `pool="rkhs"` a map (N, D, H, W) or tokens (N, L, D) -> (N, C).
-        weight (C P, D), the prototypes of a class side by side, or (Q, D) with landmarks; mixing (C, Q); bias (C,);
+        weight (C P, D), the prototypes of a class side by side, or (Q, D) with landmarks; with windows w w D for D,
+        place by place; mixing (C, Q); bias (C,);
         raw_alpha (M + 3,), or (1,) for a fixed kernel; alpha (M + 3,), ordered a_{-2}, a_{-1}, a_0 .. a_M.
     """
 
@@ -109,6 +112,7 @@ class KernelClassifier(Leaf):
         aggregate: str = "logsumexp",
         landmarks: int | None = None,
         pool: str | None = None,
+        window: int = 1,
         standardize: bool = True,
         eps: float = 1e-5,
         gamma: float = 1.0,
@@ -116,9 +120,10 @@ class KernelClassifier(Leaf):
         dtype: torch.dtype | None = None,
     ) -> None:
         sizes = {"in_features": in_features, "num_classes": num_classes, "degree": degree, "prototypes": prototypes}
-        check_sizes("KernelClassifier", **sizes, **({} if landmarks is None else {"landmarks": landmarks}))
+        sizes |= {"window": window} | ({} if landmarks is None else {"landmarks": landmarks})
+        check_sizes("KernelClassifier", **sizes)
         self._check_choices(
-            kernel, coefficients, temperature, prototypes, aggregate, landmarks, pool, standardize, eps, gamma
+            kernel, coefficients, temperature, prototypes, aggregate, landmarks, pool, window, standardize, eps, gamma
         )
         super().__init__()
         self.in_features = in_features
@@ -130,6 +135,7 @@ class KernelClassifier(Leaf):
         self.aggregate = aggregate
         self.landmarks = landmarks
         self.pool = pool
+        self.window = window
         self.standardize = standardize
         self.gamma = gamma
 
@@ -138,7 +144,8 @@ class KernelClassifier(Leaf):
         self.register_buffer("profile", None if fixed is None else torch.empty(fixed.shape, **place))
         self.degree = degree if fixed is None else fixed.shape[0] - kernels.END_POINTS - 1
         self.raw_alpha = nn.Parameter(torch.empty(degree + 3 if fixed is None else 1, **place))
-        self.weight = nn.Parameter(torch.empty(landmarks or num_classes * prototypes, in_features, **place))
+        points = landmarks or num_classes * prototypes
+        self.weight = nn.Parameter(torch.empty(points, in_features * window**2, **place))
         if landmarks is not None:
             standardized = partial(nn.BatchNorm1d, eps=eps, affine=False) if standardize else _AsItIs
             # Means of kernel values are large beside their deviations: in half precision the difference would be lost.
@@ -160,6 +167,7 @@ class KernelClassifier(Leaf):
         aggregate: str,
         landmarks: int | None,
         pool: str | None,
+        window: int,
         standardize: bool,
         eps: float,
         gamma: float,
@@ -171,6 +179,8 @@ class KernelClassifier(Leaf):
             raise ValueError(f"unknown aggregate {aggregate!r}; choose one of {', '.join(AGGREGATES)}")
         if pool not in (None, "rkhs"):
             raise ValueError(f"unknown pool {pool!r}; choose 'rkhs', or None for feature vectors")
+        if pool is None and window != 1:
+            raise ValueError("window is about neighbouring places: it goes with pool='rkhs'")
         if temperature is not None and not (temperature > 0 and math.isfinite(temperature)):
             raise ValueError(f"temperature must be positive and finite, got {temperature}")
         if not (gamma > 0 and math.isfinite(gamma)):
@@ -208,15 +218,20 @@ class KernelClassifier(Leaf):
             fixed = _fixed_coefficients(self.kernel_name, self.degree, self.gamma)
             if self.profile is not None and fixed is not None:
                 self.profile.copy_(fixed)
-            nn.init.normal_(self.weight, std=self.in_features**-0.5)
+            nn.init.normal_(self.weight, std=self.weight.shape[1] ** -0.5)
             if self.mixing is not None and self.bias is not None:
                 nn.init.uniform_(self.mixing, -(self.mixing.shape[1] ** -0.5), self.mixing.shape[1] ** -0.5)
                 nn.init.zeros_(self.bias)
                 self.norm.reset_running_stats()
 
+    def points(self, features: Tensor) -> Tensor:
+        """What k compares with the weights: features (..., D) as (N, D); places or windows of each sample (N, L, D)."""
+        if self.pools:
+            return as_places(features, self.in_features, "KernelClassifier", self.window)
+        return as_vectors(features, self.in_features, "KernelClassifier")
+
     def forward(self, features: Tensor) -> Tensor:
-        flatten = as_places if self.pools else as_vectors
-        points = flatten(features, self.in_features, "KernelClassifier")
+        points = self.points(features)
         alpha = self.alpha if self.temperature == 1 else self.alpha / self.temperature
         values = kernel_mean(points, self.weight, alpha)
         if self.mixing is not None:
@@ -312,5 +327,5 @@ class KernelClassifier(Leaf):
         if self.landmarks is not None:
             parts.append(f"landmarks={self.landmarks}" + ("" if self.standardize else ", standardize=False"))
         if self.pool is not None:
-            parts.append(f"pool={self.pool!r}")
+            parts.append(f"pool={self.pool!r}" + (f", window={self.window}" if self.window > 1 else ""))
         return ", ".join(parts)

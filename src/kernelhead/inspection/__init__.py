@@ -51,7 +51,7 @@ class Description:
 
     Attributes:
         head: its class, sizes and options.
-        kernel, coefficients, temperature, pool: as the head was made with.
+        kernel, coefficients, temperature, pool, window: as the head was made with.
         terms: ordered a_{-2}, a_{-1}, a_0 .. a_M.
         t, k: the kernel without its end-point terms at 201 cosines from -1 to 1.
         largest_logit: no logit is larger in absolute value; None with landmarks, whose bias is not part of the kernel.
@@ -67,6 +67,7 @@ class Description:
     coefficients: str
     temperature: float
     pool: str | None
+    window: int
     terms: tuple[Term, ...]
     t: tuple[float, ...]
     k: tuple[float, ...]
@@ -137,13 +138,14 @@ def describe(
         coefficients=head.coefficients,
         temperature=head.temperature,
         pool=head.pool,
+        window=head.window,
         terms=terms,
         t=tuple(t.tolist()),
         k=tuple(kernels.power_series(t, alpha).tolist()),
         largest_logit=_largest_logit(head, alpha),
         effective_degree=_effective_degree(powers),
         mean_degree=_mean_degree(powers),
-        definiteness=examine(alpha, head.in_features),
+        definiteness=examine(alpha, head.weight.shape[1]),
         points=survey(head, features),
         classes=None if classes is None else tuple(classes),
     )

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernelhead.heads._places import as_places, as_vectors
 from kernelhead.heads.kernel import KernelClassifier
 from kernelhead.ops.kernel_mean import kernel_mean
 from kernelhead.ops.precision import raw_unit_norm
@@ -123,11 +122,9 @@ def _notable(cosines: Tensor, start: int, offsets: Tensor) -> Iterator[Pair]:
 def _nearest(head: KernelClassifier, features: Tensor | Iterable[Tensor]) -> Tensor:
     """Of how many samples each point is the nearest: |phi(f) - phi(w)| is smallest where k is largest."""
     counts = torch.zeros(head.weight.shape[0], dtype=torch.int64)
-    flatten = as_places if head.pools else as_vectors
     with torch.no_grad():
         for batch in [features] if isinstance(features, Tensor) else features:
-            points = flatten(batch, head.in_features, type(head).__name__).to(head.weight.device)
-            for block in torch.split(points, ROWS):
+            for block in torch.split(head.points(batch.to(head.weight.device)), ROWS):
                 values = kernel_mean(block, head.weight, head.alpha)
                 counts += torch.bincount(values.argmax(1).cpu(), minlength=len(counts))
     return counts

@@ -56,7 +56,10 @@ def _ends(description: "Description") -> str:
     if even or odd:
         lines.append(f"At t = 1 the kernel jumps by {even + odd:.4g}, at t = -1 by {even - odd:.4g} (a_-2 and a_-1).")
     if description.pool is not None:
-        lines.append("The head averages k over the places of a map, or over tokens: a kernel mean embedding.")
+        over = "the places of a map, or over tokens"
+        if description.window > 1:
+            over = f"all windows of {description.window} x {description.window} places of a map"
+        lines.append(f"The head averages k over {over}: a kernel mean embedding.")
     return "\n".join(lines)
 
 

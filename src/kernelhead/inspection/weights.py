@@ -43,6 +43,9 @@ def head_of_weights(path: Path, options: dict[str, Any]) -> KernelClassifier:
     else:
         prototypes = options.get("prototypes", 1)
         classes = points // prototypes if isinstance(prototypes, int) and prototypes > 0 else points
+    window = options.get("window", 1)
+    if isinstance(window, int) and window > 1:
+        features //= window**2
     head = create_head("kernel", features, classes, **{**known, **options})
     assert isinstance(head, KernelClassifier)
     profile = head.profile.clone() if head.profile is not None else None

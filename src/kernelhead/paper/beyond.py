@@ -16,6 +16,7 @@ SOFTPLUS: dict[str, object] = {"landmarks": 512, "coefficients": "softplus"}  # 
 OVER_PLACES: dict[str, object] = {**SOFTPLUS, "pool": "rkhs"}
 LIKE_LANDMARKS: dict[str, object] = {"normalized": True, "standardized": True}
 NOT_STANDARDISED: dict[str, object] = {"standardize": False}
+WINDOWS: dict[str, object] = {"window": 2}
 EXACTLY: dict[str, object] = {"eps": 1e-12}
 
 # A fixed kernel's one coefficient is softplus, too: with relu it may die, and the usual eps gives its size a meaning.
@@ -41,7 +42,10 @@ CONTROLS: dict[str, Head] = {
     "expansion, places normalised, standardised": ("expansion", LIKE_LANDMARKS),
     "expansion, pooled feature": ("expansion", {"places": False}),
     "expansion, pooled feature normalised, standardised": ("expansion", {**LIKE_LANDMARKS, "places": False}),
+    "expansion, windows": ("expansion", WINDOWS),
+    "expansion, windows normalised, standardised": ("expansion", {**LIKE_LANDMARKS, **WINDOWS}),
     **{row: ("kernel", {**OVER_PLACES, **own}) for row, own in {**FIXED, **LEARNED}.items()},
+    "learned kernel, softplus, windows": ("kernel", {**OVER_PLACES, **WINDOWS}),
     **{
         f"{row}, standardised exactly": ("kernel", {**OVER_PLACES, **own, **EXACTLY})
         for row, own in {**FIXED, **LEARNED}.items()
@@ -82,7 +86,8 @@ LANDMARKS = Experiment(
     PROTOCOLS,
     references=_softmax(8, 20),
     notes=(
-        "512 landmarks, or channels of the expansion; over places unless said otherwise. Learning rate and weight "
+        "512 landmarks, or channels of the expansion; over places unless said otherwise, or over windows of 2 x 2 "
+        "places. Learning rate and weight "
         f"decay are chosen for each head, with ResNet-{CHOOSING}. Standardised exactly: eps of 1e-12 where it is 1e-5 "
         "elsewhere.",
     ),

@@ -3,7 +3,6 @@
 They are functions and methods of objects of this module, so that a network with them can be copied and pickled.
 """
 
-import math
 import threading
 from typing import Any
 
@@ -43,21 +42,21 @@ class Fold:
         self.channel = channel
         self.prefix = prefix
         self.own = threading.local()  # threads may share a network, and run it on images of other sizes
-        self.latest = 1
+        self.latest: tuple[int, ...] = (1,)
 
     def __reduce__(self) -> tuple[type["Fold"], tuple[int, int]]:
         return Fold, (self.channel, self.prefix)  # a copy has runs of its own
 
     @property
-    def places(self) -> int:
-        """Of the run that goes on; a classifier alone may be run again in the thread of a backward pass."""
-        return getattr(self.own, "places", self.latest)
+    def sides(self) -> tuple[int, ...]:
+        """H and W, or L, of the run that goes on; a classifier may run again in the thread of a backward pass."""
+        return getattr(self.own, "sides", self.latest)
 
     def __call__(self, features: Tensor) -> Tensor:
         last = features.movedim(self.channel, -1)
         if self.prefix:
             last = last[:, self.prefix :]
-        self.own.places = self.latest = math.prod(last.shape[1:-1])  # Size.numel would make a constant of symbols
+        self.own.sides = self.latest = tuple(last.shape[1:-1])
         alone = last.reshape(-1, *(1 for _ in last.shape[1:-1]), last.shape[-1])
         if self.prefix:  # the network cuts off as many as before
             alone = F.pad(alone, (0, 0, self.prefix, 0))
@@ -71,7 +70,9 @@ class Fold:
 
 
 class Unfold:
-    """Brings what a classifier receives into the form (N, places, D) that a pooling head takes, and its logits back.
+    """Brings what a classifier receives into a form that a pooling head takes, and its logits back.
+
+    That is a map (N, D, H, W) where places have two axes, and tokens (N, L, D) otherwise.
 
     Args:
         fold: what made samples of places; None where the classifier receives the map or the tokens themselves.
@@ -89,7 +90,9 @@ class Unfold:
     def before(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         last = args[0].movedim(self.axis, -1)
         if self.fold is not None:
-            return (last.reshape(-1, self.fold.places, last.shape[-1]),)
+            last = last.reshape(-1, *self.fold.sides, last.shape[-1])
+        if last.dim() == 4:
+            return (last.movedim(-1, 1),)
         last = last.flatten(1, -2)
         return (last[:, self.prefix :] if self.prefix else last,)
 
