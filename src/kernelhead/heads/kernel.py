@@ -1,6 +1,5 @@
 """The kernelized classification layer, and what lies beyond it in the same RKHS."""
 
-import math
 from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from torch.nn import functional as F
 from kernelhead import kernels
 from kernelhead.coefficients import INITIAL_RAW, activation
 from kernelhead.heads import _loss
+from kernelhead.heads._choices import check_choices
 from kernelhead.heads._leaf import Leaf
 from kernelhead.heads._places import as_labels, as_places, as_vectors, check_sizes
 from kernelhead.heads.frozen import FrozenKernelClassifier
@@ -23,8 +23,6 @@ from kernelhead.ops.precision import autocast_enabled, real_dtype
 if TYPE_CHECKING:
     from kernelhead.inspection import Description
 
-KERNELS = ("learned", "linear", "polynomial", "rbf")
-AGGREGATES = ("logsumexp", "sum")
 FUSED = {"backend": "auto", "mode": "auto", "negligible": 0.0}  # what only a fused loss can be told, and its defaults
 
 
@@ -122,8 +120,18 @@ class KernelClassifier(Leaf):
         sizes = {"in_features": in_features, "num_classes": num_classes, "degree": degree, "prototypes": prototypes}
         sizes |= {"window": window} | ({} if landmarks is None else {"landmarks": landmarks})
         check_sizes("KernelClassifier", **sizes)
-        self._check_choices(
-            kernel, coefficients, temperature, prototypes, aggregate, landmarks, pool, window, standardize, eps, gamma
+        check_choices(
+            kernel=kernel,
+            coefficients=coefficients,
+            temperature=temperature,
+            prototypes=prototypes,
+            aggregate=aggregate,
+            landmarks=landmarks,
+            pool=pool,
+            window=window,
+            standardize=standardize,
+            eps=eps,
+            gamma=gamma,
         )
         super().__init__()
         self.in_features = in_features
@@ -157,44 +165,6 @@ class KernelClassifier(Leaf):
             self.register_parameter("mixing", None)
             self.register_parameter("bias", None)
         self.reset_parameters()
-
-    @staticmethod
-    def _check_choices(
-        kernel: str,
-        coefficients: str,
-        temperature: float | None,
-        prototypes: int,
-        aggregate: str,
-        landmarks: int | None,
-        pool: str | None,
-        window: int,
-        standardize: bool,
-        eps: float,
-        gamma: float,
-    ) -> None:
-        if kernel not in KERNELS:
-            raise ValueError(f"unknown kernel {kernel!r}; choose one of {', '.join(KERNELS)}")
-        activation(coefficients)
-        if aggregate not in AGGREGATES:
-            raise ValueError(f"unknown aggregate {aggregate!r}; choose one of {', '.join(AGGREGATES)}")
-        if pool not in (None, "rkhs"):
-            raise ValueError(f"unknown pool {pool!r}; choose 'rkhs', or None for feature vectors")
-        if pool is None and window != 1:
-            raise ValueError("window is about neighbouring places: it goes with pool='rkhs'")
-        if temperature is not None and not (temperature > 0 and math.isfinite(temperature)):
-            raise ValueError(f"temperature must be positive and finite, got {temperature}")
-        if not (gamma > 0 and math.isfinite(gamma)):
-            raise ValueError(f"gamma must be positive and finite, got {gamma}")
-        if not (eps > 0 and math.isfinite(eps)):
-            raise ValueError(f"eps must be positive and finite, got {eps}")
-        if landmarks is None and not standardize:
-            raise ValueError("standardize is about the kernel values of landmarks, and there are none")
-        if landmarks is not None and standardize and temperature is not None:
-            raise ValueError("temperature does nothing with landmarks: their kernel values are standardised")
-        if landmarks is not None and prototypes != 1:
-            raise ValueError("landmarks are shared by all classes: use either landmarks or prototypes, not both")
-        if kernel != "learned" and coefficients == "softmax":
-            raise ValueError(f"kernel={kernel!r} has one coefficient, and softmax of one number is always 1")
 
     @property
     def pools(self) -> bool:
