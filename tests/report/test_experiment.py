@@ -265,6 +265,7 @@ def test_other_epochs_are_other_tables(tmp_path, write):
     for epochs, accuracy in ((9, "70.00"), (30, "71.00")):
         assert read_csv(tmp_path / "report" / f"kernels-{epochs}-epochs.csv")[3][4] == accuracy
         assert f"last epoch of {epochs};" in "".join(page.text)
+        assert page.text.count(f"{experiment.title}, {epochs} epochs") == 2  # in the list, and above the table
 
 
 def test_many_runs_and_a_damaged_one_among_them(tmp_path, fill):

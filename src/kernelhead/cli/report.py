@@ -60,7 +60,14 @@ def write_report(runs: Path, out: Path, shown: str | None = None) -> dict[str, "
         raise FileNotFoundError(f"no results in {runs}{quick}; 'kernelhead reproduce list' shows what can be run")
     from kernelhead.report.page import write_page
 
-    write_page(out / "report.html", "Kernelized classification: the paper's tables, and ours", sections)
+    titles = [section.table.title for _, section in sections]
+    told_apart = [
+        replace(section, table=replace(section.table, title=f"{title}, {length}"))
+        if titles.count(title) > 1
+        else section
+        for title, (length, section) in zip(titles, sections, strict=True)
+    ]
+    write_page(out / "report.html", "Kernelized classification: the paper's tables, and ours", told_apart)
     print_plain(f"Written: {out / 'report.html'}")
     return tables
 
@@ -76,8 +83,10 @@ def _write(stem: Path, table: "Table") -> list[Path]:
     return list(files)
 
 
-def _image_sections(runs: Path, out: Path, shown: str | None, tables: dict[str, "Table"]) -> Iterator["Section"]:
-    """The table of every experiment that has runs, for each number of epochs."""
+def _image_sections(
+    runs: Path, out: Path, shown: str | None, tables: dict[str, "Table"]
+) -> Iterator[tuple[str, "Section"]]:
+    """The table of every experiment that has runs, for each number of epochs, which comes with it."""
     from kernelhead.paper import EXPERIMENTS
     from kernelhead.paper.grid import choices, details, overview, started
     from kernelhead.paper.recipe import adapted
@@ -107,14 +116,17 @@ def _image_sections(runs: Path, out: Path, shown: str | None, tables: dict[str, 
             if shown in (None, experiment.name):
                 show(mine[name], console)
                 print_plain(f"Written: {', '.join(map(str, files))}")
-            yield replace(made, table=mine[name])
+            length = f"{epochs} epochs"
+            yield length, replace(made, table=mine[name])
             for name in more:
-                yield Section(mine[name])
+                yield length, Section(mine[name])
         for sentence in store.broken:
             say(f"left out: {sentence}")
 
 
-def _synthetic_sections(runs: Path, out: Path, shown: str | None, tables: dict[str, "Table"]) -> Iterator["Section"]:
+def _synthetic_sections(
+    runs: Path, out: Path, shown: str | None, tables: dict[str, "Table"]
+) -> Iterator[tuple[str, "Section"]]:
     if not (runs / SYNTHETIC_NAME).is_dir():
         return  # what follows imports torch, which takes longer than all other tables
     from kernelhead.paper import synthetic
@@ -149,4 +161,4 @@ def _synthetic_sections(runs: Path, out: Path, shown: str | None, tables: dict[s
             say(f"no figures: {error}")
         if shown in (None, synthetic.NAME):
             print_plain(f"Written: {', '.join(str(path) for path in files if path.exists())}")
-        yield Section(made)
+        yield place.name.replace("-epochs-", "-epochs, ").replace("-", " "), Section(made)
