@@ -446,6 +446,7 @@ def test_sizes_are_found_and_the_rest_is_told(made, told, tmp_path):
         ({}, ["colour=red", "coefficients=relu"], "head 'kernel' has no option 'colour'"),
         ({"kernel": "rbf"}, ["coefficients=relu"], "own.pt holds another head than the options say"),
         ({"kernel": "rbf"}, ["kernel=rbf", "gamma=2", "coefficients=relu"], "holds another"),
+        ({}, ["window=4", "pool=rkhs", "coefficients=relu"], "the options say: 6 features are no window=4"),
     ],
 )
 def test_a_state_dict_that_is_not_as_told(made, options, message, tmp_path):

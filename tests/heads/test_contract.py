@@ -306,6 +306,20 @@ def test_wrong_features_are_named(case):
 
 
 @every_case
+def test_what_was_pickled_before_there_were_windows_still_runs(case):
+    head, x = make(case)
+    if getattr(head, "window", 1) == 1:
+        expected = head.eval()(x)
+        head.__dict__.pop("window", None)
+        torch.testing.assert_close(head(x), expected)
+        if isinstance(head, KernelClassifier):
+            frozen = head.freeze()
+            frozen.__dict__.pop("window")
+            torch.testing.assert_close(frozen(x), expected, rtol=1e-4, atol=1e-5)
+            assert head.describe().window == 1
+
+
+@every_case
 def test_integer_features_are_refused(case):
     head, x = make(case)
     with pytest.raises(TypeError, match=r"expects floating-point features, got torch\.int64$"):

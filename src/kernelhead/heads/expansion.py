@@ -12,13 +12,15 @@ class ExpansionHead(Leaf):
     """1x1 convolution to `width` channels, BatchNorm, ReLU, mean over places, linear layer.
 
     With `normalized` the features of each place are scaled to unit length first, with `standardized` the means over
-    places are standardised over the batch: both as a kernel head with landmarks does it. So does `window`, w: the
-    convolution is w x w, within the map. Without `places` it is a hidden layer on feature vectors.
+    places are standardised over the batch: both as a kernel head with landmarks does it. With a `window` of w the
+    convolution is w x w, without padding, and what is scaled to unit length are windows: the weights of `expand` are
+    those of w w D features, place by place. Without `places` it is a hidden layer on feature vectors.
 
     Map (N, D, H, W) or tokens (N, L, D), or without `places` (N, D) -> logits (N, C).
     """
 
     pools = True
+    window = 1  # of a module that was pickled before there were windows
 
     def __init__(
         self,
@@ -52,8 +54,9 @@ class ExpansionHead(Leaf):
 
     def forward(self, features: Tensor) -> Tensor:
         if self.pools:
-            seen = as_places(features, self.in_features, "ExpansionHead", self.window)
-            maps = features if features.dim() == 4 and self.window == 1 else seen.mT.unsqueeze(-1)
+            maps = as_places(features, self.in_features, "ExpansionHead", self.window).mT.unsqueeze(-1)
+            if features.dim() == 4 and self.window == 1:  # without a copy, and laid out as it is
+                maps = features
         else:
             maps = as_vectors(features, self.in_features, "ExpansionHead")[:, :, None, None]
         if self.normalized:

@@ -74,6 +74,7 @@ class FrozenKernelClassifier(Leaf):
     constant: Tensor | None
     mixing: Tensor | None
     bias: Tensor | None
+    window = 1  # of a module that was pickled before there were windows
 
     def __init__(self, head: "KernelClassifier", *, tolerance: float = 0.0) -> None:
         if not tolerance >= 0:

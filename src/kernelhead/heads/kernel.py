@@ -96,6 +96,7 @@ class KernelClassifier(Leaf):
     profile: Tensor | None
     mixing: nn.Parameter | None
     bias: nn.Parameter | None
+    window = 1  # of a module that was pickled before there were windows
 
     def __init__(
         self,

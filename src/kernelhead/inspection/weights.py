@@ -45,6 +45,10 @@ def head_of_weights(path: Path, options: dict[str, Any]) -> KernelClassifier:
         classes = points // prototypes if isinstance(prototypes, int) and prototypes > 0 else points
     window = options.get("window", 1)
     if isinstance(window, int) and window > 1:
+        if features % window**2:
+            raise ValueError(
+                f"{path} holds another head than the options say: {features} features are no window={window}"
+            )
         features //= window**2
     head = create_head("kernel", features, classes, **{**known, **options})
     assert isinstance(head, KernelClassifier)

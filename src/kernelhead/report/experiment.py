@@ -47,7 +47,7 @@ def _curves(experiment: Experiment, first: Runs, protocol: Protocol) -> list[Cha
     """Training loss over epochs, a chart for each row of the table; runs of one column have one chart."""
     by_row: dict[str, dict[str, list[float | None]]] = {}
     several = len({cell.column for cell, _ in first}) > 1
-    order = list(dict.fromkeys(cell.column if several else cell.row for cell in experiment.cells))
+    order = list(dict.fromkeys(cell.column for cell in experiment.cells)) if several else []
     for cell, result in first:
         row, label = (cell.row, cell.column) if several else ("", cell.row)
         by_row.setdefault(row, {})[label] = result["curve"]["loss"]
@@ -118,11 +118,11 @@ def _ours_and_papers(
     label: str, x: list[float], cells: list[Cell], experiment: Experiment, store: Store, protocol: Protocol
 ) -> list[Series]:
     """A line of mean accuracies, past what was not run, and, if there are any, a dashed one of the paper's numbers."""
-    means = {at: _mean(list(accuracies(cell, store, protocol).values())) for at, cell in zip(x, cells, strict=True)}
-    ours = {at: mean for at, mean in means.items() if mean is not None}
+    means = [_mean(list(accuracies(cell, store, protocol).values())) for cell in cells]
+    ours = [(at, mean) for at, mean in zip(x, means, strict=True) if mean is not None]
     numbers = [paper_number(experiment.name, cell) for cell in cells]
     paper = [number if isinstance(number, float) else None for number in numbers]
-    lines = [Series(label, list(ours), list(ours.values()))]
+    lines = [Series(label, [at for at, _ in ours], [mean for _, mean in ours])]
     return lines + [Series(f"{label} (paper)", x, paper, dashed=True)] * any(paper)
 
 

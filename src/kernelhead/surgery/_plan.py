@@ -178,9 +178,10 @@ def pooling_plan(
             return pooling, description
         except LookupError as error:
             reasons.append(str(error))
+    windows = "smaller windows, none, or " * any(getattr(head, "window", 1) > 1 for head in heads.values())
     raise ValueError(
         f"{type(model).__name__}: looked for the map or the tokens that its features are pooled from, but "
-        f"{reasons[-1]}; use a head that takes pooled features"
+        f"{reasons[-1]}; use {windows}a head that takes pooled features"
     )
 
 
