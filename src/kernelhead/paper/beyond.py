@@ -87,9 +87,8 @@ LANDMARKS = Experiment(
     references=_softmax(8, 20),
     notes=(
         "512 landmarks, or channels of the expansion; over places unless said otherwise, or over windows of 2 x 2 "
-        "places. Learning rate and weight "
-        f"decay are chosen for each head, with ResNet-{CHOOSING}. Standardised exactly: eps of 1e-12 where it is 1e-5 "
-        "elsewhere.",
+        f"places. Learning rate and weight decay are chosen for each head, with ResNet-{CHOOSING}. Standardised "
+        "exactly: eps of 1e-12 where it is 1e-5 elsewhere.",
     ),
 )
 
