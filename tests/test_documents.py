@@ -9,13 +9,15 @@ import pytest
 from typer.testing import CliRunner
 
 from kernelhead.cli import app
-from kernelhead.paper import synthetic
+from kernelhead.paper import EXPERIMENTS, synthetic
+from kernelhead.paper.store import Store
 from kernelhead.report.tables import to_markdown
 from kernelhead.results import load_result
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = ("synthetic", "training", "paper", "cifar", "loss", "features")
 README = (ROOT / "README.md").read_text()
+TUNED = ("SM", "SOP", "Ours")
 
 
 def test_tables_are_what_the_results_give(tmp_path):
@@ -46,6 +48,22 @@ def test_the_synthetic_results_are_complete(epochs):
     table = to_markdown(synthetic.table([json.loads(path.read_text()) for path in paths]))
     document = "README.md" if epochs == 30 else "docs/synthetic.md"
     assert table.split("\n", 2)[2] in (ROOT / document).read_text()
+
+
+@pytest.mark.parametrize("data", ["cifar10", "cifar100"])
+def test_the_cifar_tables_are_as_complete_as_the_document_says(data):
+    """All cells with the paper's protocol, three depths of three methods with the tuned one, on all images."""
+    experiment, store = EXPERIMENTS[data], Store(ROOT / "results", 200)
+    for cell in experiment.cells:
+        for name, protocol in experiment.protocols.items():
+            if name == "tuned" and not (cell.row in ("ResNet-8", "ResNet-20", "ResNet-56") and cell.column in TUNED):
+                continue
+            runs = store.results(cell.recipe, protocol)
+            assert set(runs) >= ({0, 1, 2} if name == "paper" and cell.row in ("ResNet-8", "ResNet-20") else {0})
+            for run in runs.values():
+                assert run["images"] == {"train": 50000, "test": 10000, "left_out": 0}
+                assert len(run["curve"]["loss"]) == 200
+                assert run["accuracy"] is not None
 
 
 def test_readme_shows_the_measured_ratios():
