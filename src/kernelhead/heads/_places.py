@@ -44,6 +44,13 @@ def as_places(features: Tensor, in_features: int, head: str, window: int = 1) ->
     return features
 
 
+def as_points(features: Tensor, in_features: int, head: str, *, pools: bool, window: int) -> Tensor:
+    """What a kernel compares with its weights: the places or windows of each sample (N, L, D), or vectors (N, D)."""
+    if pools:
+        return as_places(features, in_features, head, window)
+    return as_vectors(features, in_features, head)
+
+
 def as_labels(target: Tensor, shape: Sequence[int], head: str) -> Tensor:
     """Check labels of this shape and flatten them to int64 (N,)."""
     if torch.is_floating_point(target):

@@ -12,7 +12,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from kernelhead import kernels
 from kernelhead.heads._leaf import Leaf
-from kernelhead.heads._places import as_places, as_vectors
+from kernelhead.heads._places import as_points
 from kernelhead.ops.kernel_mean import BLOCK, BLOCK_ELSEWHERE, touches_end_points
 from kernelhead.ops.modes import transformed
 from kernelhead.ops.precision import (
@@ -135,11 +135,8 @@ class FrozenKernelClassifier(Leaf):
         self._survey()
 
     def forward(self, features: Tensor) -> Tensor:
-        points = (
-            as_places(features, self.in_features, "FrozenKernelClassifier", self.window)
-            if self.pools
-            else as_vectors(features, self.in_features, "FrozenKernelClassifier")
-        )
+        name = "FrozenKernelClassifier"
+        points = as_points(features, self.in_features, name, pools=self.pools, window=self.window)
         device = features.device.type
         autocast = autocast_enabled(device)
         dtype = torch.promote_types(features.dtype, self.directions.dtype)

@@ -13,7 +13,7 @@ from kernelhead.coefficients import INITIAL_RAW, activation
 from kernelhead.heads import _loss
 from kernelhead.heads._choices import check_choices
 from kernelhead.heads._leaf import Leaf
-from kernelhead.heads._places import as_labels, as_places, as_vectors, check_sizes
+from kernelhead.heads._places import as_labels, as_points, as_vectors, check_sizes
 from kernelhead.heads.frozen import FrozenKernelClassifier
 from kernelhead.losses import kernel_cross_entropy
 from kernelhead.ops import cross_entropy
@@ -89,8 +89,8 @@ class KernelClassifier(Leaf):
     Shapes:
         features (..., D) -> logits (..., C); with `pool="rkhs"` a map (N, D, H, W) or tokens (N, L, D) -> (N, C).
         weight (C P, D), the prototypes of a class side by side, or (Q, D) with landmarks; with windows w w D for D,
-        place by place; mixing (C, Q); bias (C,);
-        raw_alpha (M + 3,), or (1,) for a fixed kernel; alpha (M + 3,), ordered a_{-2}, a_{-1}, a_0 .. a_M.
+        place by place; mixing (C, Q); bias (C,); raw_alpha (M + 3,), or (1,) for a fixed kernel; alpha (M + 3,),
+        ordered a_{-2}, a_{-1}, a_0 .. a_M.
     """
 
     profile: Tensor | None
@@ -119,8 +119,9 @@ class KernelClassifier(Leaf):
         dtype: torch.dtype | None = None,
     ) -> None:
         sizes = {"in_features": in_features, "num_classes": num_classes, "degree": degree, "prototypes": prototypes}
-        sizes |= {"window": window} | ({} if landmarks is None else {"landmarks": landmarks})
-        check_sizes("KernelClassifier", **sizes)
+        check_sizes("KernelClassifier", **sizes, window=window)
+        if landmarks is not None:
+            check_sizes("KernelClassifier", landmarks=landmarks)
         check_choices(
             kernel=kernel,
             coefficients=coefficients,
@@ -197,9 +198,7 @@ class KernelClassifier(Leaf):
 
     def points(self, features: Tensor) -> Tensor:
         """What k compares with the weights: features (..., D) as (N, D); places or windows of each sample (N, L, D)."""
-        if self.pools:
-            return as_places(features, self.in_features, "KernelClassifier", self.window)
-        return as_vectors(features, self.in_features, "KernelClassifier")
+        return as_points(features, self.in_features, "KernelClassifier", pools=self.pools, window=self.window)
 
     def forward(self, features: Tensor) -> Tensor:
         points = self.points(features)

@@ -280,8 +280,8 @@ def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]
 def input_gradient(x: Tensor, weight: Tensor, dy: Tensor, stride: int) -> Tensor:
     """With respect to x, for dy with respect to its convolution."""
     dx: Tensor
-    if x.shape[1] == 3:  # images: their gradient is not worth a kernel
-        dx = conv2d_input(x.shape, weight.to(dy.dtype), dy, stride, 1).to(x.dtype)
+    if x.shape[1] == 3:  # images: their gradient is not worth a kernel; some processors round sums of bfloat16
+        dx = conv2d_input(x.shape, weight.float(), dy.float(), stride, 1).to(x.dtype)
     else:
         dx = dgrad(dy, weight, stride, x.shape[2], x.shape[3], x.dtype)
     return dx
