@@ -22,9 +22,10 @@ COUNTS = {
     "kernels": (18, 30),
     "rectification": (24, 40),
     "activations": (24, 40),
-    "landmarks": (204, 340),
-    "saturation": (125, 225),
-    "beyond": (120, 168),
+    "landmarks": (144, 216),
+    "saturation": (87, 145),
+    "beyond": (100, 140),
+    "mixup": (70, 110),
 }
 
 

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from kernelhead import HEADS, KernelClassifier, create_head
 from kernelhead.heads import loss_and_hits
-from kernelhead.losses import distillation_loss, kernel_cross_entropy
+from kernelhead.losses import distillation_loss, kernel_cross_entropy, mixup_cross_entropy
 from kernelhead.ops import cross_entropy
 
 
@@ -25,6 +25,62 @@ def test_value_and_gradient_by_hand(rng, temperature):
     p, q = softmax(s / temperature), softmax(h / temperature)
     assert math.isclose(loss.item(), temperature**2 * -(q * np.log(p)).sum(1).mean(), rel_tol=1e-5)
     np.testing.assert_allclose(student.grad, temperature * (p - q) / 7, atol=1e-5)
+
+
+def test_mixup_by_hand(rng):
+    z, y, s = rng.normal(size=(7, 5)) * 4, rng.integers(5, size=7), rng.random(7)
+    logits = torch.tensor(z, requires_grad=True)
+    loss = mixup_cross_entropy(logits, torch.tensor(y), shares=torch.tensor(s))
+    loss.backward()
+    targets = s[:, None] * np.eye(5)[y] + (1 - s[:, None]) * np.eye(5)[y[::-1]]
+    p = softmax(s[:, None] * z + (1 - s[:, None]) * z[::-1])
+    assert math.isclose(loss.item(), -(targets * np.log(p)).sum(1).mean(), rel_tol=1e-12)
+    at_mixed = (p - targets) / 7
+    np.testing.assert_allclose(logits.grad, s[:, None] * at_mixed + ((1 - s[:, None]) * at_mixed)[::-1], atol=1e-12)
+
+
+def test_mixup_with_all_of_oneself_is_cross_entropy(rng):
+    logits, target = torch.randn(6, 4), torch.tensor([0, 1, 2, 3, 3, 0])
+    expected = F.cross_entropy(logits, target)
+    torch.testing.assert_close(mixup_cross_entropy(logits, target, shares=torch.ones(6)), expected)
+    torch.testing.assert_close(mixup_cross_entropy(logits, target, shares=torch.zeros(6)), expected)
+    half = mixup_cross_entropy(logits.bfloat16(), target)
+    assert half.dtype == torch.float32
+    torch.manual_seed(0)
+    first = mixup_cross_entropy(logits, target)
+    assert not torch.equal(mixup_cross_entropy(logits, target), first)
+    torch.manual_seed(0)
+    assert torch.equal(mixup_cross_entropy(logits, target), first)
+
+
+@pytest.mark.parametrize("options", [{"landmarks": 9}, {}, {"prototypes": 3, "aggregate": "sum"}])
+def test_mixed_logits_are_those_of_the_places_of_both_images(options):
+    """In the RKHS, the mean of two mean embeddings is the embedding of all places together."""
+    head = KernelClassifier(6, 4, pool="rkhs", **options).double()
+    images = torch.randn(8, 6, 3, 3, dtype=torch.float64)
+    head(images)
+    head.eval()
+    both = torch.cat([images, images.flip(0)], 2)
+    torch.testing.assert_close(head(both), (head(images) + head(images).flip(0)) / 2)
+
+
+@pytest.mark.parametrize(
+    ("logits", "target", "shares", "words"),
+    [
+        (
+            (4, 3),
+            torch.zeros(5).long(),
+            None,
+            r"expects logits \(N, C\) and integer labels \(N,\), got \(4, 3\) and \(5,\)",
+        ),
+        ((4, 3), torch.zeros(4), None, "of torch.float32"),
+        ((4,), torch.zeros(4).long(), None, "expects logits"),
+        ((4, 3), torch.zeros(4).long(), torch.ones(3), r"there are 4 samples, and shares of shape \(3,\)"),
+    ],
+)
+def test_mixup_of_what_does_not_fit(logits, target, shares, words):
+    with pytest.raises(ValueError, match=words):
+        mixup_cross_entropy(torch.zeros(logits), target, shares=shares)
 
 
 def test_a_perfect_student_has_the_teachers_entropy_and_no_gradient(rng):

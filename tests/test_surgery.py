@@ -129,6 +129,25 @@ def test_every_head_goes_on(head):
     assert type(model.classifier) is HEADS[head]
 
 
+def test_the_best_head_takes_places_where_there_are_some():
+    model = kernelize(Net(), 6, head="best", landmarks=20)
+    assert (model.classifier.pool, model.classifier.landmarks, model.classifier.dropout) == ("rkhs", 20, 0.5)
+    assert changes(model).pooled
+    assert changes(model).head == "best"
+    assert model(IMAGES).shape == (4, 6)
+
+    plain = kernelize(nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)), head="best", landmarks=20)
+    assert (plain[2].pool, plain[2].landmarks, plain[2].dropout) == (None, 20, 0.5)
+    (note,) = changes(plain).notes
+    assert note.startswith("on pooled features (Sequential: looked for the map or the tokens")
+    assert plain(torch.randn(4, 5)).shape == (4, 3)
+    for asked in ({"pool": "rkhs"}, {"window": 2}):
+        with pytest.raises(ValueError, match="looked for the map or the tokens"):
+            kernelize(nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)), head="best", **asked)
+    with pytest.raises(ValueError, match="warm_start cannot start landmarks"):
+        kernelize(Net(), head="best", warm_start=True)
+
+
 def test_logits_are_the_kernel_of_the_features():
     model = kernelize(Net().eval(), degree=2)
     with torch.no_grad():

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from kernelhead import coefficients, compare, export, kernels, surgery
     from kernelhead.estimator import KernelHeadClassifier
     from kernelhead.heads import HEADS, KernelClassifier, create_head
-    from kernelhead.losses import kernel_cross_entropy
+    from kernelhead.losses import kernel_cross_entropy, mixup_cross_entropy
     from kernelhead.parameters import parameter_groups
     from kernelhead.surgery import kernelize
 
@@ -25,6 +25,7 @@ __all__ = [
     "kernel_cross_entropy",
     "kernelize",
     "kernels",
+    "mixup_cross_entropy",
     "parameter_groups",
     "surgery",
 ]
@@ -36,6 +37,7 @@ _HOME = {
     "create_head": "kernelhead.heads",
     "kernel_cross_entropy": "kernelhead.losses",
     "kernelize": "kernelhead.surgery",
+    "mixup_cross_entropy": "kernelhead.losses",
     "parameter_groups": "kernelhead.parameters",
 }
 

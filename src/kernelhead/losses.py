@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from kernelhead.ops import cross_entropy
 from kernelhead.ops.cross_entropy import eager
 from kernelhead.ops.modes import transformed
+from kernelhead.ops.precision import real_dtype
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -138,6 +139,34 @@ def _check_labels(target: Tensor, ignore_index: int, classes: int) -> None:
     low, high = (int(value) for value in torch.aminmax(target * (target != ignore_index)))
     if low < 0 or high >= classes:
         raise ValueError(f"labels go from {low} to {high}, but there are {classes} classes")
+
+
+def mixup_cross_entropy(logits: Tensor, target: Tensor, *, shares: Tensor | None = None) -> Tensor:
+    """Cross-entropy of a batch whose samples are mixed in pairs after the embedding (mixup; Verma et al., ICML 2019).
+
+    mean over i of  -s_i log p_i(y_i) - (1 - s_i) log p_i(y_j),  p_i the softmax of  s_i z_i + (1 - s_i) z_j
+
+    for logits z (N, C) and labels y (N,), j the sample as far from the end of the batch as i is from its beginning.
+    Logits that are linear in an embedding mix as the embeddings do, and those of a kernel head are linear in the RKHS
+    (not of prototypes with logsumexp): what it learns to tell apart there is the mean embedding of both images' places.
+    Batches have to be in random order.
+
+    `shares` (N,) from 0 to 1 are s, drawn evenly unless given.
+    """
+    if logits.dim() != 2 or target.shape != logits.shape[:1] or torch.is_floating_point(target):
+        raise ValueError(
+            f"mixup_cross_entropy expects logits (N, C) and integer labels (N,), got {tuple(logits.shape)} and "
+            f"{tuple(target.shape)} of {target.dtype}"
+        )
+    if shares is None:
+        shares = torch.rand(logits.shape[0], device=logits.device)
+    elif shares.shape != target.shape:
+        raise ValueError(f"there are {target.shape[0]} samples, and shares of shape {tuple(shares.shape)}")
+    logits = logits.to(real_dtype(logits.dtype))
+    shares = shares.to(logits.dtype)
+    mixed = torch.lerp(logits.flip(0), logits, shares[:, None])
+    own, other = (F.cross_entropy(mixed, labels, reduction="none") for labels in (target, target.flip(0)))
+    return torch.lerp(other, own, shares).mean()
 
 
 def distillation_loss(logits: Tensor, teacher_logits: Tensor, *, temperature: float = 20.0) -> Tensor:

@@ -311,13 +311,66 @@ def test_wrong_features_are_named(case):
 def test_what_was_pickled_before_there_were_windows_still_runs(case):
     head, x = make(case)
     expected = head.eval()(x)
-    del head.__dict__["window"]
+    del head.__dict__["window"], head.__dict__["dropout"]
     torch.testing.assert_close(head(x), expected)
     if isinstance(head, KernelClassifier):
         frozen = head.freeze()
         del frozen.__dict__["window"]
         torch.testing.assert_close(frozen(x), expected, rtol=1e-4, atol=1e-5)
         assert head.describe().window == 1
+
+
+DROPOUT = {
+    "kernel": ({"landmarks": 40, "pool": "rkhs"}, "mixing"),
+    "expansion": ({"width": 40}, "classifier.weight"),
+    "second_order": ({}, "classifier.weight"),
+}
+
+
+@pytest.mark.parametrize("name", DROPOUT)
+def test_dropout_is_of_what_the_last_layer_is_given(name):
+    """A last layer that changes nothing shows it: in training some are zero, and the rest larger for it."""
+    options, last = DROPOUT[name]
+    width = 40 if name != "second_order" else D * D
+    plain, head = create_head(name, D, width, **options), create_head(name, D, width, **options, dropout=0.25)
+    with torch.no_grad():
+        plain.get_parameter(last).copy_(torch.eye(width))
+        plain.get_parameter(last.replace("mixing", "bias").replace("weight", "bias")).zero_()
+    head.load_state_dict(plain.state_dict())
+    x = torch.randn(50, D, 2, 3)
+    full, dropped, again = plain(x), head(x), head(x)
+    kept = dropped != 0
+    torch.testing.assert_close(dropped[kept], full[kept] / 0.75, rtol=1e-4, atol=1e-5)
+    share = (dropped == 0).double().mean().item() - (full == 0).double().mean().item()
+    assert share == pytest.approx(0.25, abs=0.05)
+    assert not torch.equal(kept, again != 0)
+    plain.load_state_dict(head.state_dict())
+    torch.testing.assert_close(head.eval()(x), plain.eval()(x))
+    assert "dropout=0.25" in repr(head)
+    assert "dropout" not in repr(plain)
+    if name == "kernel":
+        torch.testing.assert_close(head.freeze()(x), plain(x), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", DROPOUT)
+@pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
+def test_dropout_leaves_something(name, share):
+    with pytest.raises(ValueError, match=f"dropout must be at least 0 and below 1, got {share}"):
+        create_head(name, D, C, **DROPOUT[name][0], dropout=share)
+
+
+def test_the_best_head_and_options_over_it():
+    for head in (KernelClassifier.best(D, C), create_head("best", D, C)):
+        assert type(head) is KernelClassifier
+        assert (head.landmarks, head.coefficients, head.pool, head.dropout) == (2048, "softplus", "rkhs", 0.5)
+        assert head(torch.randn(4, D, 2, 2)).shape == (4, C)
+    for head in (
+        KernelClassifier.best(D, C, landmarks=7, pool=None),
+        create_head("best", D, C, landmarks=7, pool=None),
+    ):
+        assert (head.landmarks, head.pool, head.dropout) == (7, None, 0.5)
+    with pytest.raises(ValueError, match="head 'kernel' has no option 'widht'"):
+        create_head("best", D, C, widht=3)
 
 
 @every_case
@@ -348,12 +401,12 @@ def test_sizes_must_be_positive_integers(name, argument, size):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("svm", {}, r"unknown head 'svm'; choose one of softmax, linear, second_order, expansion, kernel$"),
+        ("svm", {}, r"unknown head 'svm'; choose one of softmax, linear, second_order, expansion, kernel, best$"),
         ("kernel", {"widht": 3}, r"head 'kernel' has no option 'widht'; it takes degree, kernel, coefficients, .*$"),
         (
             "expansion",
             {"degree": 3},
-            r"head 'expansion' has no option 'degree'; it takes width, normalized, standardized, places, window$",
+            r"head 'expansion' has no option 'degree'; it takes width, normalized, standardized, places, window, drop.*$",
         ),
         ("softmax", {"degree": 3}, r"head 'softmax' has no option 'degree'; it takes none$"),
         ("expansion", {"window": 2, "places": False}, r"it goes with places=True$"),
@@ -385,6 +438,7 @@ def test_create_head_names_what_it_does_not_know(name, options, message):
         ({"prototypes": 0}, r"needs prototypes to be a positive integer, got 0$"),
         ({"landmarks": 0}, r"needs landmarks to be a positive integer, got 0$"),
         ({"landmarks": 4, "eps": 0.0}, r"eps must be positive and finite, got 0\.0$"),
+        ({"dropout": 0.5}, r"dropout is of the kernel values of landmarks, and there are none$"),
         ({"standardize": False}, r"standardize is about the kernel values of landmarks, and there are none$"),
         ({"landmarks": 4, "prototypes": 2}, r"use either landmarks or prototypes, not both$"),
         *(

@@ -61,7 +61,7 @@ TABLES = {
         relu:    74.10
         none:    unstable""",
 }
-BEYOND = ("landmarks", "saturation", "beyond")
+BEYOND = ("landmarks", "saturation", "beyond", "mixup")
 CELLS = {
     "cifar10": 30,
     "cifar100": 30,
@@ -141,14 +141,15 @@ def test_keys_tell_recipes_apart_and_are_names_of_folders():
         same = by_key.setdefault((recipe.data, recipe.key), recipe)
         assert (same.backbone, same.backbone_options) == (recipe.backbone, recipe.backbone_options)
         assert (same.head, same.head_options) == (recipe.head, recipe.head_options)
-        assert (same.subset, same.teacher) == (recipe.subset, recipe.teacher)
+        assert (same.mixup, same.subset, same.teacher) == (recipe.mixup, recipe.subset, recipe.teacher)
     lower = [(data, key.lower()) for data, key in by_key]
     assert len(set(lower)) == len(lower)  # some file systems do not tell a from A
     # 2 CIFAR tables, transfer, distillation, 84 subsets and the seed models, what the ablations add with two depths,
     papers = 30 + 30 + 8 + 4 + 86 + 2 * (2 + 2 + 3)
-    # what `landmarks` adds but softmax, second-order pooling and the paper's layer, then `saturation` but its first two
-    # and 512 landmarks or channels, and `beyond`: three more heads at six depths of two data sets, six of them above.
-    assert len(by_key) == papers + 2 * (34 - 3) + (25 - 4) + (3 * 12 - 2 * 3)
+    # what `landmarks` adds but softmax, second-order pooling and the paper's layer, then `saturation` but these two, 512
+    # landmarks or channels and 2048 landmarks with and without dropout, `beyond`: two more heads at six depths of two
+    # data sets, four of them above, and `mixup`.
+    assert len(by_key) == papers + 2 * (36 - 3) + (29 - 6) + (2 * 12 - 4) + 30
 
 
 @pytest.mark.parametrize(
@@ -251,9 +252,10 @@ def test_protocols():
         assert paper.weight_decays == (1e-4,)
         assert tuned.weight_decays == (1e-4, 5e-4)
         assert paper.learning_rates == tuned.learning_rates
-        assert (len(paper.candidates()), len(tuned.candidates())) == (4, 8)
+        rates = (0.1, 0.3) if name in ("landmarks", "saturation") else (0.05, 0.1, 0.3, 1.0)
+        assert (len(paper.candidates()), len(tuned.candidates())) == (len(rates), 2 * len(rates))
         if name != "transfer":
-            assert paper.learning_rates == (0.05, 0.1, 0.3, 1.0)
+            assert paper.learning_rates == rates
     assert Protocol("p", (1.0, 2.0), (0.1, 0.2), 8).candidates() == [(1.0, 0.1), (2.0, 0.1), (1.0, 0.2), (2.0, 0.2)]
     quick = adapted(paper, True)
     assert quick.learning_rates == paper.learning_rates[:2]
@@ -274,7 +276,7 @@ def test_protocols():
         ("active", ["30 %", "Ours k-center ResNet-20"], 1),
         ("activations", ["none", "relu"], 4),
         ("activations", ["none", "relu", "ResNet-20"], 2),
-        ("beyond", ["CIFAR-100", "Landmarks", "SM", "ResNet-8", "ResNet-20"], 4),
+        ("beyond", ["CIFAR-100", "Best", "SM", "ResNet-8", "ResNet-20"], 4),
     ],
 )
 def test_rows_and_columns_by_name(table, only, count):

@@ -32,7 +32,11 @@ from kernelhead.train.loop import predict
 from kernelhead.train.saved import load_classifier
 
 CLASSES = 8  # of the quick data
-RATES = {"transfer": ("0.003", "0.01")}  # of quick runs; else
+RATES = {
+    "transfer": ("0.003", "0.01"),
+    "landmarks": ("0.1", "0.3"),
+    "saturation": ("0.1", "0.3"),
+}  # of quick runs; else
 CIFAR_RATES = ("0.05", "0.1")
 WHOLE = {cell.recipe.key for table in EXPERIMENTS.values() for cell in table.cells if cell.recipe.subset is None}
 TIMES = ("seconds", "at_once")
@@ -200,7 +204,7 @@ def check_table(table, results, report, output):
     """Every cell has its number, and the difference to softmax that two result files give."""
     with (report / f"{table}-1-epochs.csv").open() as file:
         head, *rows = list(csv.reader(file))
-    papers = [] if table in ("landmarks", "saturation") else ["paper", "over SM"]
+    papers = [] if table in ("landmarks", "saturation", "mixup") else ["paper", "over SM"]
     assert head == ["", "", *papers, "paper's protocol", "over SM"]
     cells = {(cell.row, cell.column): cell.recipe for cell in EXPERIMENTS[table].cells}
     assert [tuple(row[:2]) for row in rows] == list(cells)

@@ -121,7 +121,7 @@ def test_every_table_is_written_with_the_same_cells(reported):
             assert [row[0] for row in rows] == list(dict.fromkeys(cell.row for cell in experiment.cells))
             assert head[1:] == list(dict.fromkeys(cell.column for cell in experiment.cells))
         cells = read_csv(runs / "report" / f"{experiment.name}-{EPOCHS}-epochs.csv")
-        papers = [] if experiment.name in ("landmarks", "saturation") else ["paper", "over SM"]
+        papers = [] if experiment.name in ("landmarks", "saturation", "mixup") else ["paper", "over SM"]
         assert cells[0] == ["", "", *papers, "paper's protocol", "over SM", "tuned", "over SM"]
         assert [row[:2] for row in cells[1:]] == [[cell.row, cell.column] for cell in experiment.cells]
         assert all(re.fullmatch(r"\d+\.\d\d ± \d+\.\d\d \(2\)", row[i]) for row in cells[1:] for i in (-4, -2))
@@ -175,14 +175,14 @@ def test_charts_of_a_table(reported, name):
         assert list(ours.y) == pytest.approx(means)
     elif name == "saturation":
         (over_size,) = [chart for chart in lines if "size of the head" in chart.title]
-        kinds = ["softmax", "second-order", "landmarks", "expansion", "sum of prototypes"]
+        kinds = ["softmax", "second-order", "landmarks", "landmarks with dropout", "expansion", "sum of prototypes"]
         kinds += ["sum of prototypes over places", "logsumexp of prototypes"]
         assert [series.label for series in over_size.series] == kinds
-        assert [len(series.x) for series in over_size.series] == [1, 1, 6, 6, 4, 4, 3]
+        assert [len(series.x) for series in over_size.series] == [1, 1, 6, 4, 6, 4, 4, 3]
         landmarks = [math.log10(1000 * (1 + size)) for size in (64, 128, 256, 512, 1024, 2048)]
         assert list(over_size.series[2].x) == pytest.approx(landmarks)
         prototypes = [math.log10(1000 * (1 + size)) for size in (1, 2, 4, 8)]
-        assert list(over_size.series[4].x) == pytest.approx(prototypes)
+        assert list(over_size.series[5].x) == pytest.approx(prototypes)
     else:
         rows = list(dict.fromkeys(cell.row for cell in experiment.cells))
         assert len(curves) == len(rows)
@@ -191,9 +191,10 @@ def test_charts_of_a_table(reported, name):
             assert [series.label for series in chart.series] == labels
             assert all(list(series.y) == [4.0 / (epoch + 1) for epoch in range(EPOCHS)] for series in chart.series)
     over_depth = [chart for chart in lines if "over depth" in chart.title]
-    assert len(over_depth) == {"cifar10": 1, "cifar100": 1, "beyond": 2}.get(name, 0)
+    assert len(over_depth) == {"cifar10": 1, "cifar100": 1, "beyond": 2, "mixup": 2}.get(name, 0)
     for chart in over_depth:
-        assert all(list(series.x) == [8, 14, 20, 32, 44, 56] for series in chart.series)
+        depths = [8, 20, 56] if name == "mixup" else [8, 14, 20, 32, 44, 56]
+        assert all(list(series.x) == depths for series in chart.series)
     if name == "cifar100":
         (chart,) = over_depth
         assert [series.label for series in chart.series][::2] == ["SM", "LIN", "SOP", "KER", "Ours"]

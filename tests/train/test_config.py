@@ -185,6 +185,10 @@ def test_a_value_of_another_kind_is_refused(written, line, sentence):
         ("workers: -2", "workers must not be negative, got -2"),
         ("momentum: 1", "momentum must be at least 0 and below 1, got 1.0"),
         ("seed: -1", "seed must be at least 0 and below 2**32, got -1"),
+        (
+            "mixup: true\nteacher: t",
+            "mixup mixes labels, and with a teacher its scores are learned instead: use one of them",
+        ),
         ("size: 64", "the images of cifar10 are 32x32; size 64 is for large images"),
     ],
 )
@@ -261,6 +265,14 @@ def test_paths_become_absolute(tmp_path, monkeypatch):
     assert config(data="nowhere").data == "nowhere"
 
 
+def test_a_preset_becomes_what_it_stands_for():
+    options = {"landmarks": 64, "coefficients": "softplus", "pool": "rkhs", "dropout": 0.5}
+    asked = config(data="cifar10", head="best", head_options={"landmarks": 64})
+    assert (asked.head, asked.head_options) == ("kernel", options)
+    assert asked == config(data="cifar10", head="kernel", head_options=options)
+    assert asked.run().create(10).head.dropout == 0.5
+
+
 # --- going on ---------------------------------------------------------------------------------------------------------
 
 
@@ -275,7 +287,7 @@ def test_settings_that_matter_must_stay(tmp_path):
     others = {"epochs": 6, "head": "linear", "head_options": {"degree": 2}, "size": 33, "seed": 1, "momentum": 0.1}
     others |= {"backbone": "lenet5", "rectified": True, "kervolution": "all", "pretrained": True, "weights": "w"}
     others |= {"batch_size": 1, "learning_rate": 9.0, "weight_decay": 9.0, "warmup_epochs": 0, "short_side": 1}
-    others |= {"holdout": 0.5, "teacher": "t", "temperature": 2.0}
+    others |= {"holdout": 0.5, "teacher": "t", "temperature": 2.0, "mixup": True}
     assert set(others) | set(FREE) == {each.name for each in fields(TrainConfig)}
     for name, value in others.items():
         with pytest.raises(ValueError, match=f"begun with {name} .*, not .*name another place with --out"):

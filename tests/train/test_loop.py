@@ -10,7 +10,7 @@ from kernelhead.data.resident import ResidentImages, channel_statistics
 from kernelhead.ops import cross_entropy
 from kernelhead.train.loop import Run, predict, train
 from kernelhead.train.saved import SavedClassifier, save_classifier
-from kernelhead.train.schedule import Schedule, epoch_noise
+from kernelhead.train.schedule import Schedule, epoch_noise, mix
 
 SCHEDULE = Schedule(epochs=2, batch_size=16, warmup_epochs=1)
 
@@ -44,7 +44,15 @@ def plain_loop(run, data):
                 group["lr"] = run.learning_rate * factor
             images, labels = data.augmented(batch, noise[i * 16 : i * 16 + 16])
             optimizer.zero_grad()
-            loss = F.cross_entropy(model(images), labels)
+            logits = model(images)
+            if run.mixup:
+                torch.manual_seed(mix(run.seed, step, 0))
+                s = torch.rand(16)[:, None]
+                one_hot = F.one_hot(labels, 3).float()
+                targets = s * one_hot + (1 - s) * one_hot.flip(0)
+                loss = F.cross_entropy(s * logits + (1 - s) * logits.flip(0), targets)
+            else:
+                loss = F.cross_entropy(logits, labels)
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
@@ -55,6 +63,7 @@ RUNS = [
     Run("cifar_resnet8", "softmax", 0.1, seed=1),
     Run("cifar_resnet8", "kernel", 0.05, weight_decay=5e-4, seed=2, head_options={"coefficients": "sigmoid"}),
     Run("lenet5", "linear", 0.1, seed=1),
+    Run("lenet5", "softmax", 0.1, seed=4, mixup=True),
 ]
 
 

@@ -40,7 +40,7 @@ class DroppedOut(Run):
 RUNS = [
     Run("cifar_resnet8", "softmax", 0.05, seed=1),
     Run("lenet5", "kernel", 0.05, seed=2),
-    DroppedOut("lenet5", "linear", 0.05, seed=3),
+    DroppedOut("lenet5", "linear", 0.05, seed=3, mixup=True),
 ]
 
 
@@ -447,6 +447,15 @@ def test_compiled_losses_are_those_of_eager_steps():
 
 if __name__ == "__main__":
     child(**globals()["arguments"])
+
+
+def test_a_training_from_before_there_was_mixup_goes_on():
+    (plain,), (mixed,) = (
+        identify([Run("lenet5", "softmax", 0.1, mixup=mixup)], [make_data()], 3, SCHEDULE)["runs"]
+        for mixup in (False, True)
+    )
+    assert mixed == {**plain, "mixup": True}
+    assert "mixup" not in plain
 
 
 def test_a_teacher_may_move_and_may_not_change(tmp_path):

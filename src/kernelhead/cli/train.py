@@ -57,7 +57,7 @@ def train(
     backbone: Annotated[
         str | None, _option(TASK, "cifar_resnet20 (or another depth), lenet5, timm/NAME, or a torchvision network.")
     ] = None,
-    head: Annotated[str | None, _option(TASK, "softmax, linear, second_order, expansion or kernel.")] = None,
+    head: Annotated[str | None, _option(TASK, "softmax, linear, second_order, expansion, kernel or best.")] = None,
     head_option: Annotated[
         list[str] | None, _option(TASK, "NAME=VALUE, an option of the head, such as degree=9; may be repeated.")
     ] = None,
@@ -69,6 +69,7 @@ def train(
         str | None, _option(TASK, "Learn the scores of this classifier (as for evaluate) instead of the labels.")
     ] = None,
     temperature: Annotated[float | None, _option(TASK, "That softens the teacher's scores.")] = None,
+    mixup: Annotated[bool | None, _option(TASK, "Train on images mixed in pairs, in the head, or not.")] = None,
     size: Annotated[int | None, _option(TASK, "Side of the network's input, for large images.")] = None,
     short_side: Annotated[int | None, _option(TASK, "Short side that large images are kept at.")] = None,
     holdout: Annotated[float | None, _option(TASK, "Share of a folder to hold out for testing.")] = None,

@@ -1,7 +1,7 @@
 """Classification layers, one a file, behind one registry.
 
 A head is an `nn.Module` made as `Head(in_features, num_classes, **options)`, on the `device` and of the `dtype` among
-these. Its attribute `pools` says what it takes:
+these, or by `create_head`, which knows presets too. Its attribute `pools` says what it takes:
 feature vectors (..., D), or, where True, a feature map (N, D, H, W) or tokens (N, L, D).
 """
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from kernelhead.heads import _loss
 from kernelhead.heads.expansion import ExpansionHead
 from kernelhead.heads.frozen import FrozenKernelClassifier
-from kernelhead.heads.kernel import KernelClassifier
+from kernelhead.heads.kernel import BEST, KernelClassifier
 from kernelhead.heads.linear import LinearHead
 from kernelhead.heads.second_order import SecondOrderHead
 from kernelhead.heads.softmax import SoftmaxHead
@@ -24,18 +24,26 @@ HEADS: dict[str, type[nn.Module]] = {
     "expansion": ExpansionHead,
     "kernel": KernelClassifier,
 }
+PRESETS: dict[str, tuple[str, dict[str, object]]] = {"best": ("kernel", BEST)}
 FACTORY = ("device", "dtype")
 
 
 def create_head(name: str, in_features: int, num_classes: int, **options: object) -> nn.Module:
-    """Make the head called `name`, one of `HEADS`, with options of its own, and `device` and `dtype` as for layers."""
-    if name not in HEADS:
-        raise ValueError(f"unknown head {name!r}; choose one of {', '.join(HEADS)}")
+    """Make the head called `name`, of `HEADS` or `PRESETS`, with options, and `device` and `dtype` as for layers."""
+    name, options = resolve(name, options)
     known = [option for option in list(inspect.signature(HEADS[name]).parameters)[2:] if option not in FACTORY]
     unknown = [option for option in options if option not in (*known, *FACTORY)]
     if unknown:
         raise ValueError(f"head {name!r} has no option {unknown[0]!r}; it takes {', '.join(known) or 'none'}")
     return HEADS[name](in_features, num_classes, **options)
+
+
+def resolve(name: str, options: dict[str, object]) -> tuple[str, dict[str, object]]:
+    """The head behind a name and all its options: those of a preset, and `options` over them."""
+    if name not in HEADS and name not in PRESETS:
+        raise ValueError(f"unknown head {name!r}; choose one of {', '.join([*HEADS, *PRESETS])}")
+    head, preset = PRESETS.get(name, (name, {}))
+    return head, {**preset, **options}
 
 
 def loss_and_hits(head: nn.Module, features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,6 +55,7 @@ def loss_and_hits(head: nn.Module, features: Tensor, target: Tensor) -> tuple[Te
 
 __all__ = [
     "HEADS",
+    "PRESETS",
     "ExpansionHead",
     "FrozenKernelClassifier",
     "KernelClassifier",
@@ -55,4 +64,5 @@ __all__ = [
     "SoftmaxHead",
     "create_head",
     "loss_and_hits",
+    "resolve",
 ]

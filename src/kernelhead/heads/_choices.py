@@ -20,6 +20,7 @@ def check_choices(
     window: int,
     standardize: bool,
     eps: float,
+    dropout: float,
     gamma: float,
 ) -> None:
     """Refuse options of `KernelClassifier` that are unknown, out of range, or without meaning beside the others."""
@@ -38,6 +39,9 @@ def check_choices(
         raise ValueError(f"gamma must be positive and finite, got {gamma}")
     if not (eps > 0 and math.isfinite(eps)):
         raise ValueError(f"eps must be positive and finite, got {eps}")
+    check_dropout(dropout)
+    if landmarks is None and dropout:
+        raise ValueError("dropout is of the kernel values of landmarks, and there are none")
     if landmarks is None and not standardize:
         raise ValueError("standardize is about the kernel values of landmarks, and there are none")
     if landmarks is not None and standardize and temperature is not None:
@@ -46,3 +50,9 @@ def check_choices(
         raise ValueError("landmarks are shared by all classes: use either landmarks or prototypes, not both")
     if kernel != "learned" and coefficients == "softmax":
         raise ValueError(f"kernel={kernel!r} has one coefficient, and softmax of one number is always 1")
+
+
+def check_dropout(dropout: float) -> None:
+    """Refuse a share that would leave nothing."""
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")

@@ -2,7 +2,9 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from kernelhead.heads._choices import check_dropout
 from kernelhead.heads._leaf import Leaf
 from kernelhead.heads._places import as_places, as_vectors, check_sizes
 from kernelhead.ops.precision import unit_norm
@@ -14,13 +16,15 @@ class ExpansionHead(Leaf):
     With `normalized` the features of each place are scaled to unit length first, with `standardized` the means over
     places are standardised over the batch: both as a kernel head with landmarks does it. With a `window` of w the
     convolution is w x w, without padding, and what is scaled to unit length are windows: the weights of `expand` are
-    those of w w D features, place by place. Without `places` it is a hidden layer on feature vectors.
+    those of w w D features, place by place. `dropout` is the share of the channels that each sample is trained without,
+    as a kernel head has it of its landmarks. Without `places` it is a hidden layer on feature vectors.
 
     Map (N, D, H, W) or tokens (N, L, D), or without `places` (N, D) -> logits (N, C).
     """
 
     pools = True
     window = 1  # of a module that was pickled before there were windows
+    dropout = 0.0  # or dropout
 
     def __init__(
         self,
@@ -32,18 +36,21 @@ class ExpansionHead(Leaf):
         standardized: bool = False,
         places: bool = True,
         window: int = 1,
+        dropout: float = 0.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         check_sizes("ExpansionHead", in_features=in_features, num_classes=num_classes, width=width, window=window)
         if window > 1 and not places:
             raise ValueError("window is about neighbouring places: it goes with places=True")
+        check_dropout(dropout)
         super().__init__()
         self.in_features = in_features
         self.num_classes = num_classes
         self.normalized = normalized
         self.pools = places
         self.window = window
+        self.dropout = dropout
         wide = in_features * window**2
         self.expand = nn.Conv2d(wide, width, kernel_size=1, bias=False, device=device, dtype=dtype)
         self.norm = nn.BatchNorm2d(width, device=device, dtype=dtype)
@@ -63,10 +70,14 @@ class ExpansionHead(Leaf):
             vectors = maps.movedim(1, -1)
             maps = (vectors / unit_norm(vectors)).movedim(-1, 1).to(features.dtype)
         pooled = torch.relu(self.norm(self.expand(maps))).mean((2, 3))
-        logits: Tensor = self.classifier(self.standard(pooled))
+        pooled = self.standard(pooled)
+        if self.dropout:
+            pooled = F.dropout(pooled, self.dropout, self.training)
+        logits: Tensor = self.classifier(pooled)
         return logits if self.pools else logits.view(*features.shape[:-1], self.num_classes)
 
     def extra_repr(self) -> str:
         normalized = ", normalized=True" if self.normalized else ""
         window = f", window={self.window}" if self.window > 1 else ""
-        return f"in_features={self.in_features}, num_classes={self.num_classes}{normalized}{window}"
+        dropout = f", dropout={self.dropout:g}" if self.dropout else ""
+        return f"in_features={self.in_features}, num_classes={self.num_classes}{normalized}{window}{dropout}"

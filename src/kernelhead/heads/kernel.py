@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from kernelhead.ops.precision import autocast_enabled, real_dtype
 if TYPE_CHECKING:
     from kernelhead.inspection import Description
 
+BEST: dict[str, Any] = {"landmarks": 2048, "coefficients": "softplus", "pool": "rkhs", "dropout": 0.5}
 FUSED = {"backend": "auto", "mode": "auto", "negligible": 0.0}  # what only a fused loss can be told, and its defaults
 
 
@@ -77,6 +78,7 @@ class KernelClassifier(Leaf):
             BatchNorm without affine part) and mixed into logits by a signed matrix and a bias. Standardising takes out
             a_0 and the temperature and, as far as variances are above `eps`, the common scale of the coefficients.
         standardize: False mixes the landmarks' kernel values as they are.
+        dropout: the share of the landmarks that each sample is trained without, drawn anew for every step.
         eps: what standardising adds to the variance. Kernel values vary little: means over places have variances of
             1e-7 to 1e-3, so that the usual 1e-5 leaves the coefficients a say in how large the result is.
         pool: "rkhs" takes a feature map or tokens and averages k over the places, which is a linear classifier on
@@ -97,6 +99,7 @@ class KernelClassifier(Leaf):
     mixing: nn.Parameter | None
     bias: nn.Parameter | None
     window = 1  # of a module that was pickled before there were windows
+    dropout = 0.0  # or dropout
 
     def __init__(
         self,
@@ -114,6 +117,7 @@ class KernelClassifier(Leaf):
         window: int = 1,
         standardize: bool = True,
         eps: float = 1e-5,
+        dropout: float = 0.0,
         gamma: float = 1.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -133,6 +137,7 @@ class KernelClassifier(Leaf):
             window=window,
             standardize=standardize,
             eps=eps,
+            dropout=dropout,
             gamma=gamma,
         )
         super().__init__()
@@ -147,6 +152,7 @@ class KernelClassifier(Leaf):
         self.pool = pool
         self.window = window
         self.standardize = standardize
+        self.dropout = dropout
         self.gamma = gamma
 
         place: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -167,6 +173,15 @@ class KernelClassifier(Leaf):
             self.register_parameter("mixing", None)
             self.register_parameter("bias", None)
         self.reset_parameters()
+
+    @classmethod
+    def best(cls, in_features: int, num_classes: int, **options: Any) -> Self:
+        """The head to begin with where a network has a feature map: `BEST`, which docs/beyond.md gives the reasons for.
+
+        2048 landmarks pooled in the RKHS, with softplus coefficients and dropout. `options` are those of the layer, and
+        come before these.
+        """
+        return cls(in_features, num_classes, **{**BEST, **options})
 
     @property
     def pools(self) -> bool:
@@ -211,6 +226,8 @@ class KernelClassifier(Leaf):
                     "(a DataLoader's drop_last=True leaves out a last one)"
                 )
             values = self.norm(values.to(self.norm.running_mean.dtype))  # type: ignore[union-attr]
+            if self.dropout:
+                values = F.dropout(values, self.dropout, self.training)
             logits = F.linear(values.to(self.mixing.dtype), self.mixing, self.bias)
         elif self.prototypes > 1:
             grouped = values.view(-1, self.num_classes, self.prototypes)
@@ -296,6 +313,8 @@ class KernelClassifier(Leaf):
             parts.append(f"prototypes={self.prototypes}, aggregate={self.aggregate!r}")
         if self.landmarks is not None:
             parts.append(f"landmarks={self.landmarks}" + ("" if self.standardize else ", standardize=False"))
+        if self.dropout:
+            parts.append(f"dropout={self.dropout:g}")
         if self.pool is not None:
             parts.append(f"pool={self.pool!r}" + (f", window={self.window}" if self.window > 1 else ""))
         return ", ".join(parts)

@@ -4,7 +4,9 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from kernelhead.heads._choices import check_dropout
 from kernelhead.heads._leaf import Leaf
 from kernelhead.heads._places import as_places, as_vectors, check_sizes
 from kernelhead.ops.modes import runs_kernels, transformed
@@ -19,7 +21,8 @@ EPS = 1e-5
 class SecondOrderHead(Leaf):
     """The mean of f f^T over places, signed square root, L2 normalisation, linear layer on its D x D entries.
 
-    Without `places` it is a polynomial of degree 2 on feature vectors: each is a single place.
+    Without `places` it is a polynomial of degree 2 on feature vectors: each is a single place. `dropout` is the share
+    of the entries that each sample is trained without.
 
     Map (N, D, H, W) or tokens (N, L, D), or without `places` (N, D) -> logits (N, C). The same for features of any
     scale. The linear layer is given vectors of length sqrt(D), as of D features of unit variance, and takes the
@@ -29,6 +32,7 @@ class SecondOrderHead(Leaf):
     """
 
     pools = True
+    dropout = 0.0  # of a module that was pickled before there was any
 
     def __init__(
         self,
@@ -36,14 +40,17 @@ class SecondOrderHead(Leaf):
         num_classes: int,
         *,
         places: bool = True,
+        dropout: float = 0.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         check_sizes("SecondOrderHead", in_features=in_features, num_classes=num_classes)
+        check_dropout(dropout)
         super().__init__()
         self.in_features = in_features
         self.num_classes = num_classes
         self.pools = places
+        self.dropout = dropout
         self.classifier = nn.Linear(in_features**2, num_classes, device=device, dtype=dtype)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -51,7 +58,10 @@ class SecondOrderHead(Leaf):
             places = as_places(features, self.in_features, "SecondOrderHead")
         else:
             places = as_vectors(features, self.in_features, "SecondOrderHead").unsqueeze(1)
-        logits: Tensor = self.classifier(self._embed(places))
+        embedded = self._embed(places)
+        if self.dropout:
+            embedded = F.dropout(embedded, self.dropout, self.training)
+        logits: Tensor = self.classifier(embedded)
         return logits if self.pools else logits.view(*features.shape[:-1], self.num_classes)
 
     def _embed(self, places: Tensor) -> Tensor:
@@ -71,4 +81,5 @@ class SecondOrderHead(Leaf):
             return (rooted * (math.sqrt(self.in_features) / unit_norm(rooted))).to(dtype)
 
     def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, num_classes={self.num_classes}"
+        dropout = f", dropout={self.dropout:g}" if self.dropout else ""
+        return f"in_features={self.in_features}, num_classes={self.num_classes}{dropout}"

@@ -1,7 +1,7 @@
 """One module a table of the paper, and one of tables beyond it: the runs they need, and how these become the table."""
 
 from kernelhead.paper.ablations import ACTIVATIONS, KERNELS, RECTIFICATION
-from kernelhead.paper.beyond import BEYOND, LANDMARKS, SATURATION
+from kernelhead.paper.beyond import BEYOND, LANDMARKS, MIXUP, SATURATION
 from kernelhead.paper.cifar import CIFAR10, CIFAR100
 from kernelhead.paper.distillation import DISTILLATION
 from kernelhead.paper.labelling import ACTIVE
@@ -23,5 +23,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         LANDMARKS,
         SATURATION,
         BEYOND,
+        MIXUP,
     )
 }

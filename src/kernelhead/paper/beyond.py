@@ -1,11 +1,13 @@
 """Beyond the paper: what more of the RKHS than one point a class gives, and what the kernel has to do with it.
 
 `landmarks` takes landmarks with pooling in the RKHS apart, on CIFAR-100; `saturation` asks how many points are enough;
-`beyond` sets them beside the paper's layer, its baselines and the controls without a kernel, at every depth.
+`beyond` sets the best of them beside the paper's layer, its baselines and the control without a kernel, at every depth;
+`mixup` trains all of these by another loss.
 """
 
 from dataclasses import replace
 
+from kernelhead.heads.kernel import BEST
 from kernelhead.paper.cifar import DEPTHS, SHARED, resnet
 from kernelhead.paper.recipe import CIFAR_PROTOCOLS, Cell, Experiment, Recipe
 
@@ -17,6 +19,7 @@ OVER_PLACES: dict[str, object] = {**SOFTPLUS, "pool": "rkhs"}
 LIKE_LANDMARKS: dict[str, object] = {"normalized": True, "standardized": True}
 NOT_STANDARDISED: dict[str, object] = {"standardize": False}
 WINDOWS: dict[str, object] = {"window": 2}
+LIKE_BEST: dict[str, object] = {"width": BEST["landmarks"], "dropout": BEST["dropout"], **LIKE_LANDMARKS}
 EXACTLY: dict[str, object] = {"eps": 1e-12}
 
 # A fixed kernel's one coefficient is softplus, too: with relu it may die, and the usual eps gives its size a meaning.
@@ -33,6 +36,7 @@ LEARNED: dict[str, dict[str, object]] = {
 CONTROLS: dict[str, Head] = {
     "softmax": ("softmax", {}),
     "second-order pooling": ("second_order", {}),
+    "second-order pooling, dropout": ("second_order", {"dropout": BEST["dropout"]}),
     "second-order, pooled feature": ("second_order", {"places": False}),
     "the paper's layer": ("kernel", {}),
     "the paper's layer, pooled in the RKHS": ("kernel", {"pool": "rkhs"}),
@@ -42,10 +46,11 @@ CONTROLS: dict[str, Head] = {
     "expansion, places normalised, standardised": ("expansion", LIKE_LANDMARKS),
     "expansion, pooled feature": ("expansion", {"places": False}),
     "expansion, pooled feature normalised, standardised": ("expansion", {**LIKE_LANDMARKS, "places": False}),
-    "expansion, windows": ("expansion", WINDOWS),
-    "expansion, windows normalised, standardised": ("expansion", {**LIKE_LANDMARKS, **WINDOWS}),
+    "expansion, places normalised, standardised, 2048, dropout": ("expansion", LIKE_BEST),
     **{row: ("kernel", {**OVER_PLACES, **own}) for row, own in {**FIXED, **LEARNED}.items()},
     "learned kernel, softplus, windows": ("kernel", {**OVER_PLACES, **WINDOWS}),
+    "learned kernel, softplus, 2048": ("kernel", {**OVER_PLACES, "landmarks": BEST["landmarks"]}),
+    "learned kernel, softplus, 2048, dropout": ("kernel", BEST),
     **{
         f"{row}, standardised exactly": ("kernel", {**OVER_PLACES, **own, **EXACTLY})
         for row, own in {**FIXED, **LEARNED}.items()
@@ -60,8 +65,11 @@ CONTROLS: dict[str, Head] = {
 }
 
 
-# There are many heads to choose for, so a quarter of the epochs has to tell good rates from bad ones.
-PROTOCOLS = {name: replace(protocol, choosing_epochs=50) for name, protocol in CIFAR_PROTOCOLS.items()}
+# There are many heads to choose for: of the rates the two in the middle, told apart by a quarter of the epochs.
+PROTOCOLS = {
+    name: replace(protocol, learning_rates=protocol.learning_rates[1:-1], choosing_epochs=50)
+    for name, protocol in CIFAR_PROTOCOLS.items()
+}
 CHOOSING = 8
 
 
@@ -86,9 +94,9 @@ LANDMARKS = Experiment(
     PROTOCOLS,
     references=_softmax(8, 20),
     notes=(
-        "512 landmarks, or channels of the expansion; over places unless said otherwise, or over windows of 2 x 2 "
-        f"places. Learning rate and weight decay are chosen for each head, with ResNet-{CHOOSING}. Standardised "
-        "exactly: eps of 1e-12 where it is 1e-5 elsewhere.",
+        "512 landmarks, or channels of the expansion, unless it is 2048; over places unless said otherwise, or over "
+        "windows of 2 x 2 places. Dropout: of a half. Standardised exactly: eps of 1e-12 where it is 1e-5 elsewhere. "
+        f"Learning rate and weight decay are chosen for each head, with ResNet-{CHOOSING}.",
     ),
 )
 
@@ -100,6 +108,7 @@ def _sizes() -> dict[str, Head]:
     """Heads of growing size by name, the size at its end."""
     heads: dict[str, Head] = {"softmax": ("softmax", {}), "second-order": ("second_order", {})}
     heads |= {f"landmarks {size}": ("kernel", {**OVER_PLACES, "landmarks": size}) for size in SIZES}
+    heads |= {f"landmarks with dropout {size}": ("kernel", {**BEST, "landmarks": size}) for size in (*SIZES[3:], 4096)}
     heads |= {f"expansion {size}": ("expansion", {} if size == 512 else {"width": size}) for size in SIZES}
     for name, own in {
         "sum of prototypes": {"aggregate": "sum"},
@@ -127,16 +136,27 @@ SATURATION = Experiment(
 HEADS: dict[str, Head] = {
     "SM": ("softmax", {}),
     "SOP": ("second_order", {}),
-    "EXP": ("expansion", {}),
-    "EXN": ("expansion", LIKE_LANDMARKS),
+    "EXP": ("expansion", LIKE_BEST),
     "Kernel": ("kernel", {}),
-    "Landmarks": ("kernel", OVER_PLACES),
+    "Best": ("kernel", BEST),
 }
 PAPERS = {"SM": "SM", "SOP": "SOP", "Kernel": "Ours"}
+DATA_SETS = {"cifar100": "CIFAR-100", "cifar10": "CIFAR-10"}
+WHICH = (
+    "SM: softmax. SOP: second-order pooling. EXP: expansion, a 1x1 convolution to 2048 channels on places of unit "
+    "length, BatchNorm, ReLU, mean over places, standardised, dropout of a half, linear. Kernel: the paper's layer. "
+    "Best: 2048 landmarks, softplus, pooling in the RKHS, dropout of a half."
+)
+
+
+def _mixed(recipe: Recipe) -> Recipe:
+    """Trained by the loss of mixed images, with the learning rate and weight decay of the other loss."""
+    return replace(recipe, mixup=True, chosen_as=recipe.chooser)
+
 
 BEYOND = Experiment(
     "beyond",
-    "Landmarks beside the paper's layer, its baselines and the controls",
+    "The best head beside the paper's layer, its baselines and its control",
     tuple(
         Cell(
             f"ResNet-{depth}",
@@ -144,15 +164,26 @@ BEYOND = Experiment(
             resnet(data, depth, head, **options),
             (data, f"ResNet-{depth}", PAPERS[column]) if column in PAPERS else None,
         )
-        for data, name in (("cifar100", "CIFAR-100"), ("cifar10", "CIFAR-10"))
+        for data, name in DATA_SETS.items()
         for depth in DEPTHS
         for column, (head, options) in HEADS.items()
     ),
     CIFAR_PROTOCOLS,
     notes=(
-        "SM: softmax. SOP: second-order pooling. EXP: expansion, a 1x1 convolution to 512 channels, BatchNorm, ReLU, "
-        "mean over places, linear. EXN: the same on places of unit length, its means standardised. Kernel: the paper's "
-        "layer. Landmarks: 512 of them, softplus, pooling in the RKHS.",
+        WHICH,
         SHARED,
     ),
+)
+
+MIXUP = Experiment(
+    "mixup",
+    "The same heads trained on images that are mixed in pairs, in the head",
+    tuple(
+        Cell(f"ResNet-{depth}", f"{column} {name}", _mixed(resnet(data, depth, head, **options)))
+        for data, name in DATA_SETS.items()
+        for depth in (8, 20, 56)
+        for column, (head, options) in HEADS.items()
+    ),
+    CIFAR_PROTOCOLS,
+    notes=(WHICH, f"{SHARED} They are those of the table `beyond`, chosen without mixing."),
 )

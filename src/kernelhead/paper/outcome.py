@@ -80,6 +80,7 @@ def _config(job: Job, run: Run, opened: Opened) -> TrainConfig:
         **run.backbone_options,
         teacher=run.teacher,
         temperature=run.temperature,
+        mixup=run.mixup,
         epochs=job.epochs,
         batch_size=job.protocol.batch_size,
         learning_rate=run.learning_rate,

@@ -22,6 +22,7 @@ class Recipe:
     Args:
         data: cifar10, cifar100, pets or cars.
         backbone, backbone_options, head, head_options: as in `Run`.
+        mixup: train by `mixup_cross_entropy`.
         subset: train on these images alone.
         teacher: learn the scores of this one's networks, by seed, instead of the labels.
         seed_model: the one that chooses the subset, by seed.
@@ -33,6 +34,7 @@ class Recipe:
     head: str
     backbone_options: dict[str, Any] = field(default_factory=dict)
     head_options: dict[str, Any] = field(default_factory=dict)
+    mixup: bool = False
     subset: Subset | None = None
     teacher: "Recipe | None" = None
     seed_model: "Recipe | None" = None
@@ -48,6 +50,8 @@ class Recipe:
         """A name that tells it from all others on the same data, fit for a folder."""
         words = [self.backbone.removeprefix("cifar_"), *_words(self.backbone_options)]
         words += [self.head, *_words(self.head_options)]
+        if self.mixup:
+            words.append("mixup")
         if self.teacher is not None:
             words.append(f"taught-by-{self.teacher.key}")
         if self.subset is not None:

@@ -275,6 +275,7 @@ def _run(job: Job, store: Store, settings: Settings) -> Run:
         dict(recipe.head_options),
         options,
         teacher=None if teacher is None else str(teacher),
+        mixup=recipe.mixup,
     )
 
 

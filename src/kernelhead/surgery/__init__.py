@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kernelhead.heads import HEADS, create_head
+from kernelhead.heads import HEADS, PRESETS, create_head, resolve
 from kernelhead.heads._places import check_sizes
 from kernelhead.surgery import _libraries as libraries
 from kernelhead.surgery._find import is_convolution, is_linear
@@ -82,7 +82,8 @@ def kernelize(
     Args:
         model: the network, not yet wrapped by DataParallel, DistributedDataParallel or torch.compile.
         num_classes: C; None keeps the number of the network.
-        head: one of `kernelhead.HEADS`.
+        head: one of `kernelhead.HEADS`, or "best": `KernelClassifier.best` where the network pools a feature map or
+            tokens, and the same on its features elsewhere.
         warm_start: start from the trained linear layer: the network classifies nearly as before. Exact in the ranking
             of the classes where the layer has no bias and no more classes than features; `inputs` keeps the bias,
             nearly, and the confidence.
@@ -94,10 +95,11 @@ def kernelize(
         head_options: of the head, such as `prototypes=4`. `pool="rkhs"`, and the heads that pool by themselves, take
             the feature map or the tokens from before the network's global pooling.
     """
-    _check(model, num_classes, head)
-    pools = _pools(head, head_options)
+    kind, options = resolve(head, head_options)
+    _check(model, num_classes)
+    pools = _pools(kind, options)
     if warm_start:
-        check_warm_start(head, head_options)
+        check_warm_start(kind, options)
     given = None if inputs is None else as_inputs(inputs)
     plan = find_plan(model, (layer,) if isinstance(layer, str) else None if layer is None else tuple(layer), given)
     before = plan.num_classes
@@ -112,14 +114,18 @@ def kernelize(
     kept = tuple(name for name, edit in removals.items() if keeps or edit is None)
     pooled: tuple[str, ...] = ()
 
-    heads = {
-        slot.name: create_head(head, slot.in_features, classes, **head_options).to(*_home(model, slot.name))
-        for slot in plan.slots
-    }
+    heads = _heads(model, plan, kind, classes, options)
+    notes = []
     if pools:
-        plan, pooled = pooling_plan(model, plan, given, [edit for _, edit in relus], heads)
+        try:
+            plan, pooled = pooling_plan(model, plan, given, [edit for _, edit in relus], heads)
+        except ValueError as error:
+            if head not in PRESETS or head_options.keys() & {"pool", "window"}:
+                raise
+            heads = _heads(model, plan, kind, classes, {**options, "pool": None})
+            notes.append(f"on pooled features ({str(error).split(';')[0]})")
 
-    notes = list(plan.notes)
+    notes += plan.notes
     if warm_start:
         features = {} if given is None else _features(model, plan, given)
         for slot in plan.slots:
@@ -144,11 +150,17 @@ def kernelize(
     return model
 
 
-def _check(model: nn.Module, num_classes: int | None, head: str) -> None:
+def _heads(model: nn.Module, plan: Plan, head: str, num_classes: int, options: dict[str, Any]) -> dict[str, nn.Module]:
+    """A head for each of the layers that make the logits, by its name."""
+    return {
+        slot.name: create_head(head, slot.in_features, num_classes, **options).to(*_home(model, slot.name))
+        for slot in plan.slots
+    }
+
+
+def _check(model: nn.Module, num_classes: int | None) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"kernelize takes an nn.Module, got {type(model).__name__}")
-    if head not in HEADS:
-        raise ValueError(f"unknown head {head!r}; choose one of {', '.join(HEADS)}")
     wrapped = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
     if wrapped or hasattr(model, "_orig_mod") or model._compiled_call_impl is not None:
         raise ValueError(f"kernelize the network itself, before it is compiled or wrapped into {type(model).__name__}")

@@ -75,6 +75,8 @@ def _identity(run: "Run") -> dict[str, Any]:
     from kernelhead.train.saved import classifier_file  # which needs this module
 
     plain = asdict(run)
+    if not run.mixup:
+        del plain["mixup"]  # as in checkpoints from before there was any
     for settings, name in ((plain, "teacher"), (plain["backbone_options"], "weights")):
         if settings.get(name):
             with classifier_file(Path(settings[name])).open("rb") as file:

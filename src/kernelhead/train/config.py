@@ -12,6 +12,7 @@ import yaml
 from kernelhead.backbones import expected_input, is_small
 from kernelhead.data.cifar import CLASSES
 from kernelhead.data.large import SETS, SHORT_SIDE
+from kernelhead.heads import resolve
 from kernelhead.results import write_bytes
 from kernelhead.train.run import Run
 from kernelhead.train.schedule import Schedule
@@ -36,6 +37,7 @@ class TrainConfig:
     weights: str | None = None
     teacher: str | None = None
     temperature: float = 20.0
+    mixup: bool = False
     epochs: int | None = None
     batch_size: int | None = None
     learning_rate: float | None = None
@@ -67,6 +69,7 @@ class TrainConfig:
     def completed(self) -> "TrainConfig":
         """The same with defaults where nothing was said; they depend on data and backbone."""
         backbone = self.backbone or ("cifar_resnet20" if self.small else "resnet50")
+        head, head_options = resolve(self.head, self.head_options)  # what a preset means may change some day
         pretrained = self.pretrained
         if pretrained is None:
             pretrained = not is_small(backbone) and not self.small and self.weights is None
@@ -75,14 +78,17 @@ class TrainConfig:
             "epochs": 200 if self.small else 30,
             "batch_size": 128 if self.small else 64,
             # Trained features are long, and a head that does not scale them to unit length takes small steps only.
-            "learning_rate": 0.1 if not started else 0.05 if self.head == "kernel" else 0.01,
+            "learning_rate": 0.1 if not started else 0.05 if head == "kernel" else 0.01,
             "weight_decay": 5e-4 if self.small else 1e-4,
         }
         size = self.size
         if size is None:
             size = 32 if self.small or is_small(backbone) else expected_input(backbone).size
         missing = {name: value for name, value in usual.items() if getattr(self, name) is None}
-        complete = replace(self, backbone=backbone, pretrained=pretrained, size=size, **missing)  # type: ignore[arg-type]
+        complete = replace(
+            self, backbone=backbone, head=head, head_options=head_options, pretrained=pretrained, size=size,
+            **missing,  # type: ignore[arg-type]
+        )  # fmt: skip
         complete._check()
         return complete
 
@@ -110,6 +116,7 @@ class TrainConfig:
             given,
             teacher=self.teacher,
             temperature=self.temperature,
+            mixup=self.mixup,
         )
 
     def schedule(self) -> Schedule:
@@ -136,6 +143,8 @@ class TrainConfig:
             raise ValueError(f"seed must be at least 0 and below 2**32, got {self.seed}")
         if not 0 < self.holdout < 1:
             raise ValueError(f"the share to hold out is {self.holdout}; it has to lie between 0 and 1")
+        if self.mixup and self.teacher is not None:
+            raise ValueError("mixup mixes labels, and with a teacher its scores are learned instead: use one of them")
         if self.small and self.size != 32:
             raise ValueError(f"the images of {self.data} are 32x32; size {self.size} is for large images")
 

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 import torch
 
 from kernelhead.train.member import Member
+from kernelhead.train.schedule import mix
 
 
 class Graph:
-    """One step of every member, captured as parallel branches. Capturing trains nothing."""
+    """One step of every member, captured as parallel branches, at `step` of training. Capturing trains nothing."""
 
-    def __init__(self, members: Sequence[Member]) -> None:
+    def __init__(self, members: Sequence[Member], step: int) -> None:
         tensors = [tensor for member in members for tensor in member.tensors().values()]
         kept = [tensor.clone() for tensor in tensors]
         streams = [torch.cuda.Stream() for _ in members]  # type: ignore[no-untyped-call]
@@ -29,7 +30,8 @@ class Graph:
                 for tensor, value in zip(tensors, kept, strict=True):
                     tensor.copy_(value)
 
-        torch.cuda.manual_seed(members[0].run.seed)  # for networks that draw by themselves, as for dropout
+        # For networks that draw by themselves, as for dropout; a training that goes on does not draw the same again.
+        torch.cuda.manual_seed(mix(members[0].run.seed, step))
         for _ in range(3):  # libraries choose their algorithms, torch.compile compiles
             fork_and_join()
             restore()  # each time: there may be fewer steps left than these

@@ -131,7 +131,7 @@ def train(
                 for member in alive:
                     member.feed()
                 if device.type == "cuda" and world.size == 1:
-                    graph = graph or Graph(alive)
+                    graph = graph or Graph(alive, step)
                     graph.replay()
                 else:
                     for member in alive:

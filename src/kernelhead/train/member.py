@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from kernelhead.backbones import Classifier
 from kernelhead.data.resident import ResidentImages
 from kernelhead.heads import loss_and_hits
-from kernelhead.losses import distillation_loss
+from kernelhead.losses import distillation_loss, mixup_cross_entropy
 from kernelhead.parameters import parameter_groups
 from kernelhead.train.distributed import World, synchronize_batch_norm
 from kernelhead.train.run import Run
@@ -46,7 +46,7 @@ class Member:
         self.parameters: list[Tensor] = [parameter for group in self.groups for parameter in group["params"]]
         self.velocity = [torch.zeros_like(parameter) for parameter in self.parameters]
 
-        objective: nn.Module = _Objective(self.model, run.temperature)
+        objective: nn.Module = _Objective(self.model, run.temperature, mixup=run.mixup)
         if world.size > 1:
             synchronize_batch_norm(self.model)
             objective = DistributedDataParallel(_Compiled(objective) if compiled else objective)
@@ -172,18 +172,22 @@ class Member:
 class _Objective(nn.Module):
     """A network with its loss, which the head may have a faster way to than through its logits."""
 
-    def __init__(self, model: Classifier, temperature: float) -> None:
+    def __init__(self, model: Classifier, temperature: float, *, mixup: bool) -> None:
         super().__init__()
         self.model = model
         self.temperature = temperature
+        self.mixup = mixup
 
     def forward(self, images: Tensor, labels: Tensor, scores: Tensor | None) -> tuple[Tensor, Tensor]:
         """The loss, and which images are classified as labelled; `scores` are a teacher's to learn instead."""
         features = self.model.features(images)
-        if scores is None:
+        if scores is None and not self.mixup:
             return loss_and_hits(self.model.head, features, labels)
         logits = self.model.head(features)
-        loss = distillation_loss(logits, scores, temperature=self.temperature)
+        if scores is None:
+            loss = mixup_cross_entropy(logits, labels)
+        else:
+            loss = distillation_loss(logits, scores, temperature=self.temperature)
         return loss, logits.detach().argmax(1) == labels
 
 

@@ -15,7 +15,7 @@ class Run:
     """What may differ between runs that are trained at once.
 
     `teacher` is the file of a trained classifier (see `saved`) whose scores, softened by `temperature`, are learned
-    instead of the labels.
+    instead of the labels. `mixup` trains by `mixup_cross_entropy`.
     """
 
     backbone: str
@@ -27,6 +27,7 @@ class Run:
     backbone_options: dict[str, Any] = field(default_factory=dict)
     teacher: str | None = None
     temperature: float = 20.0
+    mixup: bool = False
 
     def create(self, num_classes: int) -> Classifier:
         """The network at its start, the same for the same seed."""
