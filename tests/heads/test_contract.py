@@ -406,7 +406,7 @@ def test_sizes_must_be_positive_integers(name, argument, size):
         (
             "expansion",
             {"degree": 3},
-            r"head 'expansion' has no option 'degree'; it takes width, normalized, standardized, places, window, drop.*$",
+            r"no option 'degree'; it takes width, normalized, standardized, places, window, dropout$",
         ),
         ("softmax", {"degree": 3}, r"head 'softmax' has no option 'degree'; it takes none$"),
         ("expansion", {"window": 2, "places": False}, r"it goes with places=True$"),
