@@ -1,5 +1,6 @@
 """What the documents say must be what the result files say."""
 
+import csv
 import json
 import re
 import runpy
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from kernelhead.backbones import count_parameters
 from kernelhead.cli import app
 from kernelhead.paper import EXPERIMENTS, synthetic
 from kernelhead.paper.store import Store
@@ -15,7 +17,7 @@ from kernelhead.report.tables import to_markdown
 from kernelhead.results import load_result
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("synthetic", "training", "paper", "cifar", "loss", "features")
+DOCUMENTS = ("synthetic", "training", "paper", "cifar", "loss", "features", "beyond")
 README = (ROOT / "README.md").read_text()
 TUNED = ("SM", "SOP", "Ours")
 
@@ -48,6 +50,25 @@ def test_the_synthetic_results_are_complete(epochs):
     table = to_markdown(synthetic.table([json.loads(path.read_text()) for path in paths]))
     document = "README.md" if epochs == 30 else "docs/synthetic.md"
     assert table.split("\n", 2)[2] in (ROOT / document).read_text()
+
+
+def test_the_heads_that_were_tried_are_those_of_the_program():
+    """The table of docs/beyond.md is of lines of the file, and the program makes heads of as many parameters."""
+    make_head = runpy.run_path(str(ROOT / "benchmarks" / "variants.py"))["make_head"]
+    with (ROOT / "results" / "variants.csv").open() as file:
+        tried = list(csv.DictReader(file))
+    for row in tried:
+        assert count_parameters(make_head(row["head"], 64, 100)) == int(row["head_parameters"])
+    lines = {
+        f"| {row['network']} | {row['head']} | {row['rate']}, {row['decay']} | {row['accuracy']} | {float(row['nll']):.3f}"
+        f" | {row['training_accuracy']} | {int(row['head_parameters']):,} |"
+        for row in tried
+    }
+    document = (ROOT / "docs" / "beyond.md").read_text()
+    shown = re.findall(r"^\| ResNet.*$", document, re.MULTILINE)
+    assert len(shown) == 38
+    assert lines.issuperset(shown)
+    assert f"all {len(tried)} trainings" in document
 
 
 @pytest.mark.parametrize("data", ["cifar10", "cifar100"])
