@@ -25,7 +25,7 @@ import torch
 from kernelhead.backbones import count_parameters
 from kernelhead.data.resident import ResidentImages, channel_statistics
 from kernelhead.heads import KernelClassifier
-from kernelhead.paper.beyond import SATURATION, SIZED
+from kernelhead.paper.beyond import LIKE_BEST, SATURATION, SIZED
 from kernelhead.paper.grid import accuracies
 from kernelhead.paper.store import Store
 from kernelhead.results import environment, write_bytes
@@ -35,7 +35,11 @@ from kernelhead.train.schedule import Schedule
 BATCH, CLASSES, PEER = 128, 100, "softmax"
 TIMES = {"train_us": ".0f", "inference_us": ".2f"}
 EPOCHS = 200
-HEADS: dict[str, tuple[str, dict[str, Any]]] = {**SIZED, "the paper's layer": ("kernel", {})}
+HEADS: dict[str, tuple[str, dict[str, Any]]] = {
+    **SIZED,
+    "the paper's layer": ("kernel", {}),
+    "the best head's control": ("expansion", LIKE_BEST),
+}
 
 
 def make_images(steps: int, device: torch.device) -> ResidentImages:

@@ -60,8 +60,8 @@ def test_the_heads_that_were_tried_are_those_of_the_program():
     for row in tried:
         assert count_parameters(make_head(row["head"], 64, 100)) == int(row["head_parameters"])
     lines = {
-        f"| {row['network']} | {row['head']} | {row['rate']}, {row['decay']} | {row['accuracy']} | {float(row['nll']):.3f}"
-        f" | {row['training_accuracy']} | {int(row['head_parameters']):,} |"
+        f"| {row['network']} | {row['head']} | {row['rate']}, {row['decay']} | {row['accuracy']}"
+        f" | {float(row['nll']):.3f} | {row['training_accuracy']} | {int(row['head_parameters']):,} |"
         for row in tried
     }
     document = (ROOT / "docs" / "beyond.md").read_text()
