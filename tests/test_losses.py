@@ -53,6 +53,29 @@ def test_mixup_with_all_of_oneself_is_cross_entropy(rng):
     assert torch.equal(mixup_cross_entropy(logits, target), first)
 
 
+def test_mixup_leaves_out_what_does_not_count(rng):
+    z, y, s = rng.normal(size=(6, 4)), np.array([-100, 1, -100, 3, 0, 2]), rng.random(6)
+    loss = mixup_cross_entropy(torch.tensor(z), torch.tensor(y, dtype=torch.int32), shares=s.tolist())
+    logs = np.log(softmax(s[:, None] * z + (1 - s[:, None]) * z[::-1]))
+    terms = [(share[i], logs[i, labels[i]]) for labels, share in ((y, s), (y[::-1], 1 - s)) for i in range(6)
+             if labels[i] != -100]  # fmt: skip
+    assert math.isclose(loss.item(), -sum(a * b for a, b in terms) / sum(a for a, _ in terms), rel_tol=1e-12)
+    plain = mixup_cross_entropy(torch.tensor(z), torch.tensor(y), shares=torch.ones(6))
+    assert math.isclose(plain.item(), F.cross_entropy(torch.tensor(z), torch.tensor(y)).item(), rel_tol=1e-12)
+
+
+def test_mixup_of_classes_that_are_masked():
+    logits, target = torch.randn(4, 5, dtype=torch.float64), torch.tensor([0, 1, 2, 4])
+    kept, shares = [0, 1, 2, 4], torch.tensor([0.3, 0.9, 1.0, 0.0])
+    expected = mixup_cross_entropy(logits[:, kept], torch.arange(4), shares=shares)
+    logits[:, 3] = -torch.inf
+    logits.requires_grad_()
+    loss = mixup_cross_entropy(logits, target, shares=shares)
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    assert logits.grad.isfinite().all()
+
+
 @pytest.mark.parametrize("options", [{"landmarks": 9}, {}, {"prototypes": 3, "aggregate": "sum"}])
 def test_mixed_logits_are_those_of_the_places_of_both_images(options):
     """In the RKHS, the mean of two mean embeddings is the embedding of all places together."""
@@ -74,6 +97,11 @@ def test_mixed_logits_are_those_of_the_places_of_both_images(options):
             r"expects logits \(N, C\) and integer labels \(N,\), got \(4, 3\) and \(5,\)",
         ),
         ((4, 3), torch.zeros(4), None, "of torch.float32"),
+        ((4, 3), torch.zeros(4).bool(), None, "of torch.bool"),
+        ((4, 3), torch.full((4,), 3), None, "labels go from 3 to 3, but there are 3 classes"),
+        ((4, 3), torch.zeros(4).long(), torch.full((4,), 1.5), "shares go from 1.5 to 1.5, and have to lie between 0"),
+        ((4, 3), torch.zeros(4).long(), torch.full((4,), torch.nan), "shares go from nan to nan"),
+        ((4, 3), torch.zeros(4).long(), 0.5, r"there are 4 samples, and shares of shape \(\)"),
         ((4,), torch.zeros(4).long(), None, "expects logits"),
         ((4, 3), torch.zeros(4).long(), torch.ones(3), r"there are 4 samples, and shares of shape \(3,\)"),
     ],

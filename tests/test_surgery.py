@@ -139,11 +139,14 @@ def test_the_best_head_takes_places_where_there_are_some():
     plain = kernelize(nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)), head="best", landmarks=20)
     assert (plain[2].pool, plain[2].landmarks, plain[2].dropout) == (None, 20, 0.5)
     (note,) = changes(plain).notes
-    assert note.startswith("on pooled features (Sequential: looked for the map or the tokens")
+    assert note.startswith("on its features as they are (Sequential: looked for the map or the tokens")
+    assert note.endswith("its features were never a map or tokens)")
     assert plain(torch.randn(4, 5)).shape == (4, 3)
     for asked in ({"pool": "rkhs"}, {"window": 2}):
         with pytest.raises(ValueError, match="looked for the map or the tokens"):
             kernelize(nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)), head="best", **asked)
+    with pytest.raises(ValueError, match="TwoInputs: where it pools can only be seen in a run: give inputs"):
+        kernelize(TwoInputs(), head="best")
     with pytest.raises(ValueError, match="warm_start cannot start landmarks"):
         kernelize(Net(), head="best", warm_start=True)
 

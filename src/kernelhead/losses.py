@@ -12,6 +12,7 @@ from kernelhead.ops.modes import transformed
 from kernelhead.ops.precision import real_dtype
 
 REDUCTIONS = ("mean", "sum", "none")
+IGNORED = -100  # the label of samples that do not count, as torch has it
 
 
 def kernel_cross_entropy(
@@ -130,11 +131,24 @@ def _check_loss(
         raise ValueError(f"backend 'triton' needs float32 or half precision on CUDA, got {place}; 'chunked' takes any")
 
 
+def _check_shares(shares: Tensor, target: Tensor) -> None:
+    """Refuse shares that are not one a sample, or, on a CPU, out of range."""
+    if shares.shape != target.shape:
+        raise ValueError(f"there are {target.shape[0]} samples, and shares of shape {tuple(shares.shape)}")
+    if _can_be_asked(shares) and not (shares.min() >= 0 and shares.max() <= 1):
+        raise ValueError(f"shares go from {shares.min():g} to {shares.max():g}, and have to lie between 0 and 1")
+
+
+def _can_be_asked(x: Tensor) -> bool:
+    """Whether its numbers are at hand: on a CPU, where asking does not wait, outside of compilers and transforms."""
+    if x.device.type != "cpu" or x.numel() == 0 or torch.compiler.is_compiling():
+        return False
+    return type(x) is Tensor and not transformed()  # a fake one has no answer, a batched one many
+
+
 def _check_labels(target: Tensor, ignore_index: int, classes: int) -> None:
-    """Refuse labels out of range, on a CPU, where asking does not wait."""
-    if target.device.type != "cpu" or target.numel() == 0 or torch.compiler.is_compiling():
-        return
-    if type(target) is not Tensor or transformed():  # a fake one has no answer, a batched one many
+    """Refuse labels out of range, where they are at hand."""
+    if not _can_be_asked(target):
         return
     low, high = (int(value) for value in torch.aminmax(target * (target != ignore_index)))
     if low < 0 or high >= classes:
@@ -149,24 +163,30 @@ def mixup_cross_entropy(logits: Tensor, target: Tensor, *, shares: Tensor | None
     for logits z (N, C) and labels y (N,), j the sample as far from the end of the batch as i is from its beginning.
     Logits that are linear in an embedding mix as the embeddings do, and those of a kernel head are linear in the RKHS
     (not of prototypes with logsumexp): what it learns to tell apart there is the mean embedding of both images' places.
-    Batches have to be in random order.
+    Batches have to be in random order. Labels of -100 do not count: the mean is over the shares of the others.
 
     `shares` (N,) from 0 to 1 are s, drawn evenly unless given.
     """
-    if logits.dim() != 2 or target.shape != logits.shape[:1] or torch.is_floating_point(target):
+    integers = not (target.is_floating_point() or target.is_complex() or target.dtype == torch.bool)
+    if logits.dim() != 2 or target.shape != logits.shape[:1] or not integers:
         raise ValueError(
             f"mixup_cross_entropy expects logits (N, C) and integer labels (N,), got {tuple(logits.shape)} and "
             f"{tuple(target.shape)} of {target.dtype}"
         )
+    _check_labels(target, IGNORED, logits.shape[1])
+    logits, target = logits.to(real_dtype(logits.dtype)), target.long()
     if shares is None:
-        shares = torch.rand(logits.shape[0], device=logits.device)
-    elif shares.shape != target.shape:
-        raise ValueError(f"there are {target.shape[0]} samples, and shares of shape {tuple(shares.shape)}")
-    logits = logits.to(real_dtype(logits.dtype))
-    shares = shares.to(logits.dtype)
-    mixed = torch.lerp(logits.flip(0), logits, shares[:, None])
+        shares = torch.rand(logits.shape[0], dtype=logits.dtype, device=logits.device)
+    else:
+        shares = torch.as_tensor(shares, dtype=logits.dtype, device=logits.device)
+        _check_shares(shares, target)
+    others = logits.flip(0)
+    masked = (logits == -torch.inf) | (others == -torch.inf)  # of which lerp makes NaN
+    mixed = torch.lerp(others, logits, shares[:, None]).masked_fill(masked, -torch.inf)
     own, other = (F.cross_entropy(mixed, labels, reduction="none") for labels in (target, target.flip(0)))
-    return torch.lerp(other, own, shares).mean()
+    counted = (target != IGNORED).to(shares.dtype)
+    weight = shares * counted + (1 - shares) * counted.flip(0)
+    return (shares * own + (1 - shares) * other).sum() / weight.sum()
 
 
 def distillation_loss(logits: Tensor, teacher_logits: Tensor, *, temperature: float = 20.0) -> Tensor:

@@ -353,10 +353,14 @@ def test_dropout_is_of_what_the_last_layer_is_given(name):
 
 
 @pytest.mark.parametrize("name", DROPOUT)
-@pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
-def test_dropout_leaves_something(name, share):
-    with pytest.raises(ValueError, match=f"dropout must be at least 0 and below 1, got {share}"):
-        create_head(name, D, C, **DROPOUT[name][0], dropout=share)
+def test_dropout_is_a_share_that_leaves_something(name):
+    for share in (-0.1, 1.0, float("nan"), True):
+        with pytest.raises(ValueError, match=f"dropout must be at least 0 and below 1, got {share}"):
+            create_head(name, D, C, **DROPOUT[name][0], dropout=share)
+    for other in ("a", None, [0.5]):
+        with pytest.raises(ValueError, match=f"dropout must be a number, got {re.escape(repr(other))}"):
+            create_head(name, D, C, **DROPOUT[name][0], dropout=other)
+    assert type(create_head(name, D, C, **DROPOUT[name][0], dropout=torch.tensor(0.5)).dropout) is float
 
 
 def test_the_best_head_and_options_over_it():
@@ -438,7 +442,7 @@ def test_create_head_names_what_it_does_not_know(name, options, message):
         ({"prototypes": 0}, r"needs prototypes to be a positive integer, got 0$"),
         ({"landmarks": 0}, r"needs landmarks to be a positive integer, got 0$"),
         ({"landmarks": 4, "eps": 0.0}, r"eps must be positive and finite, got 0\.0$"),
-        ({"dropout": 0.5}, r"dropout is of the kernel values of landmarks, and there are none$"),
+        ({"dropout": 0.5}, r"dropout is of the kernel values of landmarks, and there are none: it has to be 0$"),
         ({"standardize": False}, r"standardize is about the kernel values of landmarks, and there are none$"),
         ({"landmarks": 4, "prototypes": 2}, r"use either landmarks or prototypes, not both$"),
         *(

@@ -271,6 +271,8 @@ def test_a_preset_becomes_what_it_stands_for():
     assert (asked.head, asked.head_options) == ("kernel", options)
     assert asked == config(data="cifar10", head="kernel", head_options=options)
     assert asked.run().create(10).head.dropout == 0.5
+    assert asked.name == "cifar10-cifar_resnet20-best-seed0"
+    assert config(data="cifar10", head="kernel", mixup=True).name == "cifar10-cifar_resnet20-kernel-mixup-seed0"
 
 
 # --- going on ---------------------------------------------------------------------------------------------------------

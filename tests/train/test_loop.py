@@ -105,6 +105,14 @@ def test_it_learns(data):
     assert (logits.argmax(1) == data.labels).float().mean() > 0.9
 
 
+def test_mixup_needs_others_and_labels(data):
+    run = Run("lenet5", "softmax", 0.1, mixup=True)
+    with pytest.raises(ValueError, match="mixup mixes the images of a batch, and there is one a process"):
+        train([run], data, 3, Schedule(1, 1))
+    with pytest.raises(ValueError, match="mixup mixes labels, and with a teacher its scores are learned instead"):
+        Run("lenet5", "softmax", 0.1, mixup=True, teacher="model.safetensors")
+
+
 def test_too_few_images(data):
     with pytest.raises(ValueError, match="70 samples do not fill one batch of 128"):
         train(RUNS, data, 3, Schedule(epochs=1))

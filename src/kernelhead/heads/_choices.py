@@ -39,9 +39,8 @@ def check_choices(
         raise ValueError(f"gamma must be positive and finite, got {gamma}")
     if not (eps > 0 and math.isfinite(eps)):
         raise ValueError(f"eps must be positive and finite, got {eps}")
-    check_dropout(dropout)
-    if landmarks is None and dropout:
-        raise ValueError("dropout is of the kernel values of landmarks, and there are none")
+    if check_dropout(dropout) and landmarks is None:
+        raise ValueError("dropout is of the kernel values of landmarks, and there are none: it has to be 0")
     if landmarks is None and not standardize:
         raise ValueError("standardize is about the kernel values of landmarks, and there are none")
     if landmarks is not None and standardize and temperature is not None:
@@ -52,7 +51,12 @@ def check_choices(
         raise ValueError(f"kernel={kernel!r} has one coefficient, and softmax of one number is always 1")
 
 
-def check_dropout(dropout: float) -> None:
-    """Refuse a share that would leave nothing."""
-    if not 0 <= dropout < 1:
+def check_dropout(dropout: float) -> float:
+    """The share as a number; one that would leave nothing is refused."""
+    try:
+        share = float(dropout)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"dropout must be a number, got {dropout!r}") from error
+    if not 0 <= share < 1:
         raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
+    return share

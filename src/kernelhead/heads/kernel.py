@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from kernelhead import kernels
 from kernelhead.coefficients import INITIAL_RAW, activation
 from kernelhead.heads import _loss
-from kernelhead.heads._choices import check_choices
+from kernelhead.heads._choices import check_choices, check_dropout
 from kernelhead.heads._leaf import Leaf
 from kernelhead.heads._places import as_labels, as_points, as_vectors, check_sizes
 from kernelhead.heads.frozen import FrozenKernelClassifier
@@ -152,7 +152,7 @@ class KernelClassifier(Leaf):
         self.pool = pool
         self.window = window
         self.standardize = standardize
-        self.dropout = dropout
+        self.dropout = check_dropout(dropout)
         self.gamma = gamma
 
         place: dict[str, Any] = {"device": device, "dtype": dtype}

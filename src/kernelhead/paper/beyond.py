@@ -177,7 +177,7 @@ BEYOND = Experiment(
 
 MIXUP = Experiment(
     "mixup",
-    "The same heads trained on images that are mixed in pairs, in the head",
+    "The heads of `beyond`, trained on images that are mixed in pairs",
     tuple(
         Cell(f"ResNet-{depth}", f"{column} {name}", _mixed(resnet(data, depth, head, **options)))
         for data, name in DATA_SETS.items()

@@ -83,7 +83,7 @@ def kernelize(
         model: the network, not yet wrapped by DataParallel, DistributedDataParallel or torch.compile.
         num_classes: C; None keeps the number of the network.
         head: one of `kernelhead.HEADS`, or "best": `KernelClassifier.best` where the network pools a feature map or
-            tokens, and the same on its features elsewhere.
+            tokens, and the same on its features where it pools nothing.
         warm_start: start from the trained linear layer: the network classifies nearly as before. Exact in the ranking
             of the classes where the layer has no bias and no more classes than features; `inputs` keeps the bias,
             nearly, and the confidence.
@@ -120,10 +120,10 @@ def kernelize(
         try:
             plan, pooled = pooling_plan(model, plan, given, [edit for _, edit in relus], heads)
         except ValueError as error:
-            if head not in PRESETS or head_options.keys() & {"pool", "window"}:
+            if head not in PRESETS or head_options.keys() & {"pool", "window"} or plan.trace is None:
                 raise
             heads = _heads(model, plan, kind, classes, {**options, "pool": None})
-            notes.append(f"on pooled features ({str(error).split(';')[0]})")
+            notes.append(f"on its features as they are ({str(error).split(';')[0]})")
 
     notes += plan.notes
     if warm_start:

@@ -12,7 +12,7 @@ import yaml
 from kernelhead.backbones import expected_input, is_small
 from kernelhead.data.cifar import CLASSES
 from kernelhead.data.large import SETS, SHORT_SIDE
-from kernelhead.heads import resolve
+from kernelhead.heads import PRESETS, resolve
 from kernelhead.results import write_bytes
 from kernelhead.train.run import Run
 from kernelhead.train.schedule import Schedule
@@ -63,8 +63,9 @@ class TrainConfig:
     @property
     def name(self) -> str:
         """A name for the folder of this training."""
-        words = [Path(self.data).resolve().stem, self.backbone.replace("/", "-"), self.head, f"seed{self.seed}"]
-        return "-".join(words)
+        presets = (name for name in PRESETS if resolve(name, self.head_options) == (self.head, self.head_options))
+        words = [Path(self.data).resolve().stem, self.backbone.replace("/", "-"), next(presets, self.head)]
+        return "-".join([*words, *["mixup"] * self.mixup, f"seed{self.seed}"])
 
     def completed(self) -> "TrainConfig":
         """The same with defaults where nothing was said; they depend on data and backbone."""
@@ -143,10 +144,9 @@ class TrainConfig:
             raise ValueError(f"seed must be at least 0 and below 2**32, got {self.seed}")
         if not 0 < self.holdout < 1:
             raise ValueError(f"the share to hold out is {self.holdout}; it has to lie between 0 and 1")
-        if self.mixup and self.teacher is not None:
-            raise ValueError("mixup mixes labels, and with a teacher its scores are learned instead: use one of them")
         if self.small and self.size != 32:
             raise ValueError(f"the images of {self.data} are 32x32; size {self.size} is for large images")
+        self.run()  # refuses what does not go together
 
 
 def make_config(file: Path | None, given: dict[str, Any]) -> TrainConfig:

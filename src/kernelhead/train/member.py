@@ -60,6 +60,8 @@ class Member:
         self.accuracies = torch.full_like(self.rates, torch.nan)
         self.step_index = torch.zeros(1, dtype=torch.long, device=device)
         self.part = world.part(schedule.batch_size)
+        if run.mixup and len(range(schedule.batch_size)[self.part]) < 2:
+            raise ValueError("mixup mixes the images of a batch, and there is one a process: make batches larger")
         self.resident = isinstance(data, ResidentImages)
         if self.resident:
             sizes = self.steps, len(range(schedule.batch_size)[self.part])

@@ -29,6 +29,10 @@ class Run:
     temperature: float = 20.0
     mixup: bool = False
 
+    def __post_init__(self) -> None:
+        if self.mixup and self.teacher is not None:
+            raise ValueError("mixup mixes labels, and with a teacher its scores are learned instead: use one of them")
+
     def create(self, num_classes: int) -> Classifier:
         """The network at its start, the same for the same seed."""
         with torch.random.fork_rng(devices=[]):
