@@ -16,8 +16,8 @@ from kernelhead.paper.store import Store
 COUNTS = {
     "cifar10": (50, 70),
     "cifar100": (50, 70),
-    "transfer": (40, 72),
-    "distillation": (30, 54),
+    "transfer": (60, 108),
+    "distillation": (50, 90),
     "active": (94, 102),
     "kernels": (18, 30),
     "rectification": (24, 40),

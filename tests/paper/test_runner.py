@@ -577,7 +577,7 @@ def test_the_test_images_choose_nothing(shallow, small, tmp_path, monkeypatch):
 def test_students_learn_from_the_teacher_of_their_seed(shallow, small, spy, tmp_path):
     run("distillation", tmp_path, seeds=2, only=("CIFAR-10",))
     students = [each for each in spy if each.run.backbone == "lenet5"]
-    assert len(students) == 2 * (2 + 2)
+    assert len(students) == 4 * (2 + 2)  # of each head two candidates and two seeds
     for each in students:
         (place,) = (tmp_path / "cifar10" / "1-epochs" / "resnet56-softmax").glob(f"*-seed{each.run.seed}.safetensors")
         assert each.run.teacher == str(place)

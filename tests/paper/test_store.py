@@ -296,8 +296,8 @@ def test_counts_have_choices_and_what_is_built_on_each_once(store):
     [
         ("cifar10", 30 + 5 * 4, 30 + 5 * 8),
         ("cifar100", 30 + 5 * 4, 30 + 5 * 8),
-        ("transfer", 40, 72),
-        ("distillation", 4 * 5 + 2 * 5, 4 * 9 + 2 * 9),
+        ("transfer", 12 * 5, 12 * 9),
+        ("distillation", 8 * 5 + 2 * 5, 8 * 9 + 2 * 9),
         ("active", 84 + 2 + 2 * 4, 84 + 2 + 2 * 8),
         ("kernels", 6 + 3 * 4, 6 + 3 * 8),
         ("rectification", 8 + 4 * 4, 8 + 4 * 8),

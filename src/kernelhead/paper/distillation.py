@@ -1,22 +1,24 @@
 """Table 5: LeNet-5 learns the softened scores of a ResNet-56 with the softmax classifier."""
 
+from kernelhead.paper.beyond import ADDED, WHAT_IS_ADDED, Head
 from kernelhead.paper.cifar import resnet
 from kernelhead.paper.recipe import CIFAR_PROTOCOLS, Cell, Experiment, Recipe
 
 SETS = {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100"}
-HEADS = {"SM": "softmax", "Ours": "kernel"}
+HEADS: dict[str, Head] = {"SM": ("softmax", {}), "Ours": ("kernel", {}), **ADDED}
 
 DISTILLATION = Experiment(
     "distillation",
     "LeNet-5 taught by ResNet-56 (the paper's Table 5)",
     tuple(
-        Cell(row, column, Recipe(data, "lenet5", head, teacher=resnet(data, 56, "softmax")))
+        Cell(row, column, Recipe(data, "lenet5", head, head_options=options, teacher=resnet(data, 56, "softmax")))
         for row, data in SETS.items()
-        for column, head in HEADS.items()
+        for column, (head, options) in HEADS.items()
     ),
     CIFAR_PROTOCOLS,
     notes=(
         "Cross-entropy with the teacher's scores alone, temperature 20, times its square. The teacher is the softmax "
         "ResNet-56 of the CIFAR tables with the same seed.",
+        f"{WHAT_IS_ADDED} Both have one place here, the features of LeNet-5.",
     ),
 )
