@@ -115,6 +115,17 @@ def rbf_coefficients(gamma: float = 1.0, degree: int | None = None) -> Tensor:
     return torch.tensor([0.0, 0.0, *powers], dtype=torch.float64)
 
 
+def fixed_coefficients(kernel: str, degree: int, gamma: float) -> Tensor | None:
+    """The coefficients of the fixed kernel called "linear", "polynomial" or "rbf", up to its scale; None for others."""
+    if kernel == "linear":
+        return linear_coefficients()
+    if kernel == "polynomial":
+        return polynomial_coefficients(degree)
+    if kernel == "rbf":
+        return rbf_coefficients(gamma)
+    return None
+
+
 def truncate(alpha: Tensor, degree: int) -> Tensor:
     """Cut a series at `degree`, giving the weight of what is cut to the end-point kernels it approaches.
 

@@ -27,17 +27,6 @@ BEST: dict[str, Any] = {"landmarks": 2048, "coefficients": "softplus", "pool": "
 FUSED = {"backend": "auto", "mode": "auto", "negligible": 0.0}  # what only a fused loss can be told, and its defaults
 
 
-def _fixed_coefficients(kernel: str, degree: int, gamma: float) -> Tensor | None:
-    """The coefficients of a fixed kernel, up to its scale; None for the learned one."""
-    if kernel == "linear":
-        return kernels.linear_coefficients()
-    if kernel == "polynomial":
-        return kernels.polynomial_coefficients(degree)
-    if kernel == "rbf":
-        return kernels.rbf_coefficients(gamma)
-    return None
-
-
 class _AsItIs(nn.Module):
     """Stands where BatchNorm1d stands and changes nothing: mean 0 and variance 1, known beforehand."""
 
@@ -156,7 +145,7 @@ class KernelClassifier(Leaf):
         self.gamma = gamma
 
         place: dict[str, Any] = {"device": device, "dtype": dtype}
-        fixed = _fixed_coefficients(kernel, degree, gamma)
+        fixed = kernels.fixed_coefficients(kernel, degree, gamma)
         self.register_buffer("profile", None if fixed is None else torch.empty(fixed.shape, **place))
         self.degree = degree if fixed is None else fixed.shape[0] - kernels.END_POINTS - 1
         self.raw_alpha = nn.Parameter(torch.empty(degree + 3 if fixed is None else 1, **place))
@@ -202,7 +191,7 @@ class KernelClassifier(Leaf):
         """Start anew: weights of uniform direction and length about 1, raw coefficients of one."""
         with torch.no_grad():
             nn.init.constant_(self.raw_alpha, INITIAL_RAW)  # in place: it may be sharded
-            fixed = _fixed_coefficients(self.kernel_name, self.degree, self.gamma)
+            fixed = kernels.fixed_coefficients(self.kernel_name, self.degree, self.gamma)
             if self.profile is not None and fixed is not None:
                 self.profile.copy_(fixed)
             nn.init.normal_(self.weight, std=self.weight.shape[1] ** -0.5)
