@@ -151,27 +151,6 @@ def test_the_best_head_takes_places_where_there_are_some():
         kernelize(Net(), head="best", warm_start=True)
 
 
-def test_the_head_that_nobody_chose():
-    """The best one where a map is pooled; the paper's layer elsewhere, and with options."""
-    model = kernelize(Net(), 6)
-    assert changes(model).head == "best"
-    assert repr(model.classifier) == repr(KernelClassifier.best(8, 6))
-    assert not changes(model).notes
-    tokens = nn.Sequential(
-        nn.Linear(3, 8), nn.LayerNorm(8), nn.AdaptiveAvgPool2d((1, 8)), nn.Flatten(), nn.Linear(8, 5)
-    )
-    for other, options in (
-        (nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)), {}),
-        (TwoInputs(), {}),
-        (tokens, {"inputs": torch.randn(4, 7, 3)}),
-        (Net(), {"prototypes": 2}),
-        (Net(), {"warm_start": True}),
-    ):
-        assert changes(kernelize(other, **options)).head == "kernel"
-        (head,) = [module for module in other.modules() if isinstance(module, KernelClassifier)]
-        assert (head.landmarks, head.pool) == (None, None)
-
-
 def test_logits_are_the_kernel_of_the_features():
     model = kernelize(Net().eval(), degree=2)
     with torch.no_grad():
@@ -232,7 +211,7 @@ def test_a_classifier_may_be_run_again_in_another_thread():
         assert torch.equal(pool.submit(model[3], pooled).result(), model[3](pooled))
 
 
-@pytest.mark.parametrize("options", [{"head": "kernel"}, {"pool": "rkhs"}, {"head": "softmax"}])
+@pytest.mark.parametrize("options", [{}, {"pool": "rkhs"}, {"head": "softmax"}])
 def test_convolutions_that_classify(options):
     model = kernelize(Convolutional().eval(), 3, **options)
     logits = model(IMAGES)
@@ -304,9 +283,7 @@ def test_channels_last():
     torch.testing.assert_close(model.eval()(x), copy.deepcopy(model).to(memory_format=torch.contiguous_format)(IMAGES))
 
 
-@pytest.mark.parametrize(
-    "options", [{"head": "kernel"}, {"pool": "rkhs"}, {"warm_start": True, "inputs": IMAGES}, {}], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"pool": "rkhs"}, {"warm_start": True, "inputs": IMAGES}])
 def test_looking_changes_neither_statistics_nor_random_numbers_nor_gradients(options):
     model = Net()
     model(IMAGES).sum().backward()
@@ -314,7 +291,7 @@ def test_looking_changes_neither_statistics_nor_random_numbers_nor_gradients(opt
     gradient = model.stem.weight.grad.clone()
     random.seed(1)
     torch.manual_seed(1)
-    KernelClassifier(8, 5) if options else KernelClassifier.best(8, 5)  # takes its random numbers as ever
+    KernelClassifier(8, 5)  # the new head takes its random numbers as ever
     expected = torch.rand(1)
     torch.manual_seed(1)
     kernelize(model, **options)

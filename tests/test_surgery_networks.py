@@ -201,7 +201,7 @@ def train_and_reload(name, **options):
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_kernel_head_trains_and_reloads(name):
-    network = train_and_reload(name, head="kernel")
+    network = train_and_reload(name)
     assert all(isinstance(head, KernelClassifier) for head in heads(network))
 
 
@@ -360,42 +360,12 @@ def test_names_of_labels_stay_where_their_number_stays():
     assert network.num_labels == 5
 
 
-@pytest.mark.parametrize(
-    ("name", "head"),
-    [
-        ("torchvision/resnet18", "best"),
-        ("timm/test_resnet", "best"),
-        ("timm/test_convnext", "best"),
-        ("transformers/ResNet", "best"),
-        ("timm/test_vit", "kernel"),  # tokens
-        ("timm/test_vit3", "kernel"),  # tokens, pooled by weights
-    ],
-)
-def test_the_head_that_nobody_chose(name, head):
-    network, _ = make(name)
-    weights = set(network.state_dict())
-    kernelize(network, NEW_CLASSES)
-    assert changes(network).head == head
-    replaced = tuple(f"{layer}." for layer in changes(network).layers)
-    assert {key for key in weights if not key.startswith(replaced)} <= set(network.state_dict())
-    assert all((each.landmarks == 2048) == (head == "best") for each in heads(network))
-
-
-def test_no_weights_are_given_up_for_a_head_that_nobody_chose():
-    """A map that is pooled by weights of the network's own."""
-    network = timm.create_model("resnet50_clip", num_classes=5)
-    weights = set(network.state_dict())
-    kernelize(network)
-    assert changes(network).head == "kernel"
-    assert weights - set(network.state_dict()) <= {f"{layer}.bias" for layer in changes(network).layers}
-
-
 @pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "test_vit", "resnetv2_18"])
 def test_timm_networks_keep_their_methods(name):
     original, inputs = make(f"timm/{name}")
     network, _ = make(f"timm/{name}")
     original.eval()
-    kernelize(network.eval(), 7, head="kernel", rectified=True)
+    kernelize(network.eval(), 7, rectified=True)
     x = inputs["x"]
     assert isinstance(network.get_classifier(), KernelClassifier)
     assert network.num_classes == 7
@@ -463,7 +433,7 @@ def test_the_relu_before_the_features_is_removed_and_no_other(name):
     """What the features are now, pooled, must be what the ReLU used to receive."""
     original, inputs = make(name)
     network, _ = make(name)
-    kernelize(network, head="kernel", rectified=True)
+    kernelize(network, rectified=True)
     assert changes(network).relus_kept
     features, same = watch(original, changes(network).layers[0]), watch(network, changes(network).layers[0])
     unrectified, _ = make(name)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from kernelhead import KernelClassifier, kernelize
 
-CASES = {"vectors": {"head": "kernel"}, "places": {"pool": "rkhs"}, "landmarks": {"pool": "rkhs", "landmarks": 6}}
+CASES = {"vectors": {}, "places": {"pool": "rkhs"}, "landmarks": {"pool": "rkhs", "landmarks": 6}}
 
 
 def network(**options):

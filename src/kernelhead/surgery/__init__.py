@@ -66,7 +66,7 @@ def kernelize(
     model: nn.Module,
     num_classes: int | None = None,
     *,
-    head: str | None = None,
+    head: str = "kernel",
     warm_start: bool = False,
     rectified: bool = False,
     layer: str | Sequence[str] | None = None,
@@ -83,8 +83,7 @@ def kernelize(
         model: the network, not yet wrapped by DataParallel, DistributedDataParallel or torch.compile.
         num_classes: C; None keeps the number of the network.
         head: one of `kernelhead.HEADS`, or "best": `KernelClassifier.best` where the network pools a feature map or
-            tokens, and the same on its features where it pools nothing. None is "best" where the network pools a map
-            without weights of its own, and "kernel", the paper's layer, elsewhere, with `head_options` or `warm_start`.
+            tokens, and the same on its features where it pools nothing.
         warm_start: start from the trained linear layer: the network classifies nearly as before. Exact in the ranking
             of the classes where the layer has no bias and no more classes than features; `inputs` keeps the bias,
             nearly, and the confidence.
@@ -96,8 +95,9 @@ def kernelize(
         head_options: of the head, such as `prototypes=4`. `pool="rkhs"`, and the heads that pool by themselves, take
             the feature map or the tokens from before the network's global pooling.
     """
-    kind, options = resolve(head or "kernel", head_options)
+    kind, options = resolve(head, head_options)
     _check(model, num_classes)
+    pools = _pools(kind, options)
     if warm_start:
         check_warm_start(kind, options)
     given = None if inputs is None else as_inputs(inputs)
@@ -114,13 +114,9 @@ def kernelize(
     kept = tuple(name for name, edit in removals.items() if keeps or edit is None)
     pooled: tuple[str, ...] = ()
 
-    if head is None:
-        plain = not head_options and not warm_start
-        head = "best" if plain and _pools_a_map(model, plan, given, classes) else "kernel"
-        kind, options = resolve(head, head_options)
     heads = _heads(model, plan, kind, classes, options)
     notes = []
-    if _pools(kind, options):
+    if pools:
         try:
             plan, pooled = pooling_plan(model, plan, given, [edit for _, edit in relus], heads)
         except ValueError as error:
@@ -160,16 +156,6 @@ def _heads(model: nn.Module, plan: Plan, head: str, num_classes: int, options: d
         slot.name: create_head(head, slot.in_features, num_classes, **options).to(*_home(model, slot.name))
         for slot in plan.slots
     }
-
-
-def _pools_a_map(model: nn.Module, plan: Plan, inputs: Inputs | None, num_classes: int) -> bool:
-    """Whether a network's features are the mean of a map, by no weights of its own: what takes windows finds one."""
-    with torch.random.fork_rng(devices=[]):
-        heads = _heads(model, plan, "kernel", num_classes, {"pool": "rkhs", "window": 2})
-    try:
-        return not pooling_plan(model, plan, inputs, [], heads)[0].lost
-    except ValueError:
-        return False
 
 
 def _check(model: nn.Module, num_classes: int | None) -> None:

@@ -51,8 +51,6 @@ class Plan:
     edits: list[Edit] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     trace: Trace | None = None
-    lost: list[str] = field(default_factory=list)
-    """Names of weights that go with the network's own pooling."""
 
     @property
     def num_classes(self) -> int | None:
@@ -189,14 +187,8 @@ def pooling_plan(
 
 def _without_pooling(model: nn.Module, plan: Plan, inputs: Inputs | None) -> tuple[Plan, tuple[str, ...]]:
     """Timm's own way: the network gives up its pooling, and the head receives the map or the tokens."""
-    left: set[str] = set()
-
-    def prepare(copy: nn.Module, twin: Callable[[nn.Module], nn.Module]) -> None:
-        libraries.stop_pooling(copy)
-        left.update(copy.state_dict())
-
     try:
-        run = trace(model, _again(model, inputs, plan), prepare)
+        run = trace(model, _again(model, inputs, plan), lambda copy, _: libraries.stop_pooling(copy))
     except Exception as error:  # a network that cannot do without
         raise LookupError(f"it does not run without its pooling ({error})") from error
     prefix, slots = libraries.unpooled_prefix(model), []
@@ -209,9 +201,7 @@ def _without_pooling(model: nn.Module, plan: Plan, inputs: Inputs | None) -> tup
         if shape[axis] != slot.in_features:
             raise LookupError(f"its features without pooling are {list(shape)}")
         slots.append(replace(slot, unfold=Unfold(None, axis, prefix if axis == -1 else 0)))
-    replaced = tuple(f"{slot.name}." for slot in slots)
-    lost = [name for name in model.state_dict() if name not in left and not name.startswith(replaced)]
-    pooling = replace(plan, slots=slots, edits=[libraries.stop_pooling], lost=lost)
+    pooling = replace(plan, slots=slots, edits=[libraries.stop_pooling])
     return pooling, ("what it gives without its global pooling",)
 
 
