@@ -223,6 +223,24 @@ def test_convolutions_that_classify(options):
     torch.testing.assert_close(logits, expected)
 
 
+class WithFeatures(Net):
+    """Gives its features beside the logits."""
+
+    def forward(self, x):
+        features = self.block(self.stem(x)).mean((2, 3))
+        return self.classifier(features), features
+
+
+def test_features_that_a_network_gives_too_stay_those_of_images():
+    model = kernelize(WithFeatures(), head="kernel")
+    assert [output.shape for output in model(IMAGES)] == [(4, 5), (4, 8)]
+    with pytest.raises(ValueError, match="it gives more than logits behind the pooling, which would be of every place"):
+        kernelize(WithFeatures(), pool="rkhs")
+    best = kernelize(WithFeatures(), head="best")
+    assert best.classifier.pool is None
+    assert [output.shape for output in best(IMAGES)] == [(4, 5), (4, 8)]
+
+
 def test_a_relu_on_the_logits_is_removed():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 5, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     assert changes(kernelize(model)).relus_removed == ("2",)
