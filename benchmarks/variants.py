@@ -36,7 +36,7 @@ from kernelhead import KernelClassifier, create_head, kernels
 from kernelhead.backbones import Classifier, count_parameters, create_backbone, expected_input
 from kernelhead.data.folder import hold_out
 from kernelhead.data.open import open_data
-from kernelhead.heads import ExpansionHead, SecondOrderHead, _loss
+from kernelhead.heads import ExpansionHead, SecondOrderHead
 from kernelhead.heads._places import as_places
 from kernelhead.metrics import summary
 from kernelhead.ops.kernel_mean import kernel_mean
@@ -68,9 +68,9 @@ class Landmarks(KernelClassifier):
         return points.gather(1, drawn[:, :, None].expand(-1, -1, points.shape[2]))
 
     def loss_and_hits(self, features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        logits = self(features)
         if not self.smoothing:
-            return _loss.loss_and_hits(logits, target)
+            return super().loss_and_hits(features, target)
+        logits = self(features)
         hits = logits.detach().argmax(1) == target
         return F.cross_entropy(logits, target, label_smoothing=self.smoothing), hits
 
@@ -103,6 +103,8 @@ class Plain(nn.Module):
 
 
 class TwoLayers(nn.Module):
+    """Landmarks whose features are kernel values with others at every place."""
+
     pools = True
 
     def __init__(self, features: int, classes: int, *, first: int = 256, **options: Any) -> None:
@@ -153,7 +155,7 @@ def make_head(name: str, features: int, classes: int) -> nn.Module:
     special = {PLAIN[word]: True for word in words if word in PLAIN}
     if special:
         return Plain(features, classes, **options, **special)
-    options |= {key: kind(said[key]) for key, kind in (("eps", float), ("degree", int)) if key in said}
+    options |= {key: number(said[key]) for key, number in (("eps", float), ("degree", int)) if key in said}
     if "polynomial of degree" in said:
         options |= {"kernel": "polynomial", "degree": int(said["polynomial of degree"])}
     options["share"] = min((PLACES[word] for word in words if word in PLACES), default=1.0)
@@ -192,21 +194,23 @@ def main() -> None:
     images = open_data("cifar100", expected_input("resnet50"), device).train
     kept, held = (images.restricted(part) for part in hold_out(images.labels.cpu().numpy(), HELD_OUT, seed=0))
     runs = []
-    for head, numbers in (words.split(" @ ") for words in options.heads):
-        rate, decay = map(float, numbers.split())
+    for head, rates in (words.split(" @ ") for words in options.heads):
+        rate, decay = map(float, rates.split())
         runs.append(Variant(f"cifar_resnet{options.depth}", head, rate, decay, mixup=head.endswith(", mixup")))
     schedule = Schedule(options.epochs)
     rows = []
     for result in train(runs, kept, 100, schedule):
-        found = summary(predict(result.model, held), held.labels.cpu())
+        run, found = result.run, summary(predict(result.model, held), held.labels.cpu())
         trained = 100 * result.accuracies[-schedule.steps(len(kept)) :].mean().item()
-        numbers = [f"{found['accuracy']:.2f}", f"{found['nll']:.4f}", f"{trained:.2f}"]
-        run = result.run
-        rows.append(
-            [f"ResNet-{options.depth}", options.epochs, run.head, f"{run.learning_rate:g}", f"{run.weight_decay:g}"]
-        )
-        rows[-1] += [*numbers, count_parameters(result.model.head)]
-        print(*rows[-1], sep="  ", flush=True)
+        row = [f"ResNet-{options.depth}", options.epochs, run.head, f"{run.learning_rate:g}", f"{run.weight_decay:g}"]
+        row += [
+            f"{found['accuracy']:.2f}",
+            f"{found['nll']:.4f}",
+            f"{trained:.2f}",
+            count_parameters(result.model.head),
+        ]
+        rows.append(row)
+        print(*row, sep="  ", flush=True)
     if options.csv:
         new = not options.csv.exists()
         with options.csv.open("a", newline="") as file:

@@ -23,7 +23,7 @@ def kernel_cross_entropy(
     *,
     temperature: float = 1.0,
     prototypes: int = 1,
-    ignore_index: int = -100,
+    ignore_index: int = IGNORED,
     label_smoothing: float = 0.0,
     reduction: str = "mean",
     backend: str = "auto",

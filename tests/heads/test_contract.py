@@ -377,6 +377,13 @@ def test_the_best_head_and_options_over_it():
         create_head("best", D, C, widht=3)
 
 
+def test_second_order_pooling_pickled_before_there_was_dropout_still_runs():
+    head, x = make("second_order")
+    expected = head.eval()(x)
+    del head.__dict__["dropout"]
+    torch.testing.assert_close(head(x), expected)
+
+
 @every_case
 def test_integer_features_are_refused(case):
     head, x = make(case)
@@ -410,7 +417,8 @@ def test_sizes_must_be_positive_integers(name, argument, size):
         (
             "expansion",
             {"degree": 3},
-            r"no option 'degree'; it takes width, normalized, standardized, places, window, dropout$",
+            r"head 'expansion' has no option 'degree'; "
+            r"it takes width, normalized, standardized, places, window, dropout$",
         ),
         ("softmax", {"degree": 3}, r"head 'softmax' has no option 'degree'; it takes none$"),
         ("expansion", {"window": 2, "places": False}, r"it goes with places=True$"),

@@ -39,7 +39,7 @@ def check_choices(
         raise ValueError(f"gamma must be positive and finite, got {gamma}")
     if not (eps > 0 and math.isfinite(eps)):
         raise ValueError(f"eps must be positive and finite, got {eps}")
-    if check_dropout(dropout) and landmarks is None:
+    if dropout and landmarks is None:
         raise ValueError("dropout is of the kernel values of landmarks, and there are none: it has to be 0")
     if landmarks is None and not standardize:
         raise ValueError("standardize is about the kernel values of landmarks, and there are none")

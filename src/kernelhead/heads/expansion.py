@@ -43,14 +43,13 @@ class ExpansionHead(Leaf):
         check_sizes("ExpansionHead", in_features=in_features, num_classes=num_classes, width=width, window=window)
         if window > 1 and not places:
             raise ValueError("window is about neighbouring places: it goes with places=True")
-        share = check_dropout(dropout)
         super().__init__()
         self.in_features = in_features
         self.num_classes = num_classes
         self.normalized = normalized
         self.pools = places
         self.window = window
-        self.dropout = share
+        self.dropout = check_dropout(dropout)
         wide = in_features * window**2
         self.expand = nn.Conv2d(wide, width, kernel_size=1, bias=False, device=device, dtype=dtype)
         self.norm = nn.BatchNorm2d(width, device=device, dtype=dtype)

@@ -115,6 +115,7 @@ class KernelClassifier(Leaf):
         check_sizes("KernelClassifier", **sizes, window=window)
         if landmarks is not None:
             check_sizes("KernelClassifier", landmarks=landmarks)
+        dropout = check_dropout(dropout)
         check_choices(
             kernel=kernel,
             coefficients=coefficients,
@@ -141,7 +142,7 @@ class KernelClassifier(Leaf):
         self.pool = pool
         self.window = window
         self.standardize = standardize
-        self.dropout = check_dropout(dropout)
+        self.dropout = dropout
         self.gamma = gamma
 
         place: dict[str, Any] = {"device": device, "dtype": dtype}

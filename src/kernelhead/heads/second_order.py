@@ -45,12 +45,11 @@ class SecondOrderHead(Leaf):
         dtype: torch.dtype | None = None,
     ) -> None:
         check_sizes("SecondOrderHead", in_features=in_features, num_classes=num_classes)
-        share = check_dropout(dropout)
         super().__init__()
         self.in_features = in_features
         self.num_classes = num_classes
         self.pools = places
-        self.dropout = share
+        self.dropout = check_dropout(dropout)
         self.classifier = nn.Linear(in_features**2, num_classes, device=device, dtype=dtype)
 
     def forward(self, features: Tensor) -> Tensor:

@@ -170,10 +170,7 @@ BEYOND = Experiment(
         for column, (head, options) in HEADS.items()
     ),
     CIFAR_PROTOCOLS,
-    notes=(
-        WHICH,
-        SHARED,
-    ),
+    notes=(WHICH, SHARED),
 )
 
 MIXUP = Experiment(

@@ -257,6 +257,6 @@ def _try(model: nn.Module, plan: Plan, inputs: Inputs | None, edits: list[Edit],
     expected = (plan.trace.outputs[0].shape[0], int(head.num_classes))
     if run.outputs[0].shape != expected:
         raise LookupError(f"its logits would be {list(run.outputs[0].shape)}, not {list(expected)}")
-    rows, before = ([output.shape[:1] for output in trace.outputs] for trace in (run, plan.trace))
+    rows, before = ([output.shape[:1] for output in each.outputs] for each in (run, plan.trace))
     if rows != before:
         raise LookupError("it gives more than logits behind the pooling, which would be of every place")

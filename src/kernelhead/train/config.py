@@ -65,7 +65,8 @@ class TrainConfig:
         """A name for the folder of this training."""
         presets = (name for name in PRESETS if resolve(name, self.head_options) == (self.head, self.head_options))
         words = [Path(self.data).resolve().stem, self.backbone.replace("/", "-"), next(presets, self.head)]
-        return "-".join([*words, *["mixup"] * self.mixup, f"seed{self.seed}"])
+        words += ["mixup", f"seed{self.seed}"] if self.mixup else [f"seed{self.seed}"]
+        return "-".join(words)
 
     def completed(self) -> "TrainConfig":
         """The same with defaults where nothing was said; they depend on data and backbone."""
