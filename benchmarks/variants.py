@@ -10,7 +10,8 @@ differences of less than a point say little. A head is a kind and what is specia
     softmax, second-order, Q landmarks (softplus, pooled in the RKHS), Q channels (the expansion)
     dropout P; label smoothing; mixup
     windows W; eps E; degree M; polynomial of degree M           of landmarks, as options of `KernelClassifier`
-    normalised                                                   of channels: places of unit length, means standardised
+    places normalised; standardised; normalised                  of channels: places of unit length; means; both
+    times S                      standardised values times S, which is another learning rate for the mixing
     centred                      features less their mean over the batch
     half of the places           in training, drawn anew for every image; or: quarter of the places
     two depths                   512 landmarks, otherwise alike, on the map of the second stage too
@@ -50,13 +51,32 @@ PLAIN = {"own coefficients": "own", "times lengths": "lengths", "and maxima": "m
 COLUMNS = ["network", "epochs", "head", "rate", "decay", "accuracy", "nll", "training_accuracy", "head_parameters"]
 
 
+class Scaled(nn.BatchNorm1d):
+    """Standardised values times a number."""
+
+    def __init__(self, size: int, scale: float, eps: float) -> None:
+        super().__init__(size, affine=False, eps=eps)
+        self.scale = scale
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.scale * super().forward(values)
+
+
 class Landmarks(KernelClassifier):
     """Landmarks that are given other features, or other labels."""
 
     def __init__(
-        self, *sizes: int, centred: bool = False, share: float = 1.0, smoothing: float = 0.0, **options: Any
+        self,
+        *sizes: int,
+        centred: bool = False,
+        share: float = 1.0,
+        smoothing: float = 0.0,
+        scale: float = 1.0,
+        **options: Any,
     ) -> None:
         super().__init__(*sizes, coefficients="softplus", pool="rkhs", **options)
+        if scale != 1:
+            self.norm = Scaled(options["landmarks"], scale, self.norm.eps)
         self.centre = nn.BatchNorm2d(sizes[0], affine=False) if centred else nn.Identity()
         self.share, self.smoothing = share, smoothing
 
@@ -149,7 +169,8 @@ def make_head(name: str, features: int, classes: int) -> nn.Module:
     if "windows" in said:
         options["window"] = int(said["windows"])
     if kind.endswith("channels"):
-        options |= {"normalized": "normalised" in words, "standardized": "normalised" in words}
+        both = "normalised" in words
+        options |= {"normalized": both or "places normalised" in words, "standardized": both or "standardised" in words}
         return ExpansionHead(features, classes, width=count, **options)
     options["landmarks"] = count
     special = {PLAIN[word]: True for word in words if word in PLAIN}
@@ -158,6 +179,7 @@ def make_head(name: str, features: int, classes: int) -> nn.Module:
     options |= {key: number(said[key]) for key, number in (("eps", float), ("degree", int)) if key in said}
     if "polynomial of degree" in said:
         options |= {"kernel": "polynomial", "degree": int(said["polynomial of degree"])}
+    options["scale"] = float(said.get("times", 1))
     options["share"] = min((PLACES[word] for word in words if word in PLACES), default=1.0)
     options |= {"centred": "centred" in words, "smoothing": 0.1 if "label smoothing" in words else 0.0}
     if "two layers" in words:
