@@ -1,14 +1,14 @@
 """What a head costs: training and inference of a CIFAR ResNet with each head, beside the softmax head.
 
     python benchmarks/cost.py [--depths 8 20] [--at-once 8] [--json results/bench/cost.json]
-    python benchmarks/cost.py --plot docs/images/saturation.png [--runs results] [--json results/bench/cost.json]
+    python benchmarks/cost.py --plot docs/images/saturation.png [--runs results] [--epochs 100] [--json ...]
 
 Training: microseconds a step and run of `kernelhead.train.loop.train` at batch 128, `--at-once` runs at a time, whole
 epochs of made-up images without the first (capture). Inference: microseconds an image at batch 1000 in evaluation mode,
 bf16 autocast on a GPU, kernel heads frozen; the median of 20. All heads are timed in one run; the ratio is to softmax.
 
 --plot measures nothing: it sets the accuracies of the table `saturation` against what the heads cost, from its runs
-(tuned protocol, 200 epochs) and the JSON file.
+(tuned protocol) and the JSON file.
 """
 
 import argparse
@@ -34,7 +34,6 @@ from kernelhead.train.schedule import Schedule
 
 BATCH, CLASSES, PEER = 128, 100, "softmax"
 TIMES = {"train_us": ".0f", "inference_us": ".2f"}
-EPOCHS = 200
 HEADS: dict[str, tuple[str, dict[str, Any]]] = {
     **SIZED,
     "the paper's layer": ("kernel", {}),
@@ -100,11 +99,11 @@ def markdown(rows: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plot(rows: dict[str, dict[str, Any]], runs: Path, path: Path) -> None:
+def plot(rows: dict[str, dict[str, Any]], runs: Path, epochs: int, path: Path) -> None:
     """Accuracy of ResNet-8 over the head's parameters, and over the time of a step, a line for each kind of head."""
     import matplotlib.pyplot as plt
 
-    store, protocol = Store(runs, EPOCHS), SATURATION.protocols["tuned"]
+    store, protocol = Store(runs, epochs), SATURATION.protocols["tuned"]
     lines: dict[str, list[tuple[float, float, float]]] = {}
     for cell in SATURATION.cells:
         found, cost = accuracies(cell, store, protocol), rows.get(f"{cell.column}, {cell.row}")
@@ -119,7 +118,7 @@ def plot(rows: dict[str, dict[str, Any]], runs: Path, path: Path) -> None:
         style = "o-" if len(points) > 1 else "D"
         for place, axis in enumerate(axes):
             axis.plot([point[place] for point in points], [point[2] for point in points], style, label=kind, ms=4)
-    axes[0].set(xscale="log", xlabel="parameters of the head", ylabel=f"test accuracy, %, {EPOCHS} epochs")
+    axes[0].set(xscale="log", xlabel="parameters of the head", ylabel=f"test accuracy, %, {epochs} epochs")
     axes[1].set(xlabel="µs of training a step and run, whole network")
     for axis in axes:
         axis.grid(alpha=0.3)
@@ -137,13 +136,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where the figures are kept")
     parser.add_argument("--plot", type=Path, metavar="PNG")
     parser.add_argument("--runs", type=Path, default=Path("results"), help="of the table saturation, for --plot")
+    parser.add_argument("--epochs", type=int, default=100, help="of these runs")
     options = parser.parse_args()
     if options.plot is not None:
         costs = options.json or Path("results/bench/cost.json")
         if not costs.exists():
             raise SystemExit(f"{costs} is not there: measure first, with --json {costs}")
         kept = json.loads(costs.read_text())
-        plot(kept["rows"], options.runs, options.plot)
+        plot(kept["rows"], options.runs, options.epochs, options.plot)
         return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data = make_images(options.steps, device)

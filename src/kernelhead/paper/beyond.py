@@ -66,9 +66,9 @@ CONTROLS: dict[str, Head] = {
 }
 
 
-# There are many heads to choose for: of the rates the two in the middle, told apart by a quarter of the epochs.
+# There are many heads to choose for: of the rates the two in the middle, told apart by short trainings.
 PROTOCOLS = {
-    name: replace(protocol, learning_rates=protocol.learning_rates[1:-1], choosing_epochs=50)
+    name: replace(protocol, learning_rates=protocol.learning_rates[1:-1], choosing_epochs=30)
     for name, protocol in CIFAR_PROTOCOLS.items()
 }
 CHOOSING = 8
