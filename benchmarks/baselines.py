@@ -1,6 +1,6 @@
-"""Kervolution, second-order pooling and the expansion on CUDA: what kernels or a folded BatchNorm save in training.
+"""Two baselines of the paper on CUDA, kervolution and second-order pooling: what their kernels save in training.
 
-    python benchmarks/baselines.py [--json results/bench/baselines.json] [--network 20] [--only expansion]
+    python benchmarks/baselines.py [--json results/bench/baselines.json] [--network 20]
     python benchmarks/baselines.py --tiles                                  tiles, warps and programs of the kernels
 
 Microseconds of forward and backward at batch 128 under autocast to bfloat16, within a CUDA graph: alone, and as one of
@@ -8,10 +8,9 @@ Microseconds of forward and backward at batch 128 under autocast to bfloat16, wi
 - kervolution: 16 filters of 3x3 on images (128, 3, 32, 32), float32 and channels last, which need no gradient;
 - stem: the same with BatchNorm and ReLU; its peer is a convolution;
 - second_order: the head on maps (128, 64, 8, 8), bfloat16 and channels last; its peer is softmax on their mean;
-- expansion: likewise, 2048 channels; its peer are as many landmarks;
 - with --network, whole ResNets of that depth, compiled, with the one and the other.
-Ways: the kernels of `kernelhead.ops`, or the folded BatchNorm; torch's operations instead; and these with a float32
-result of the kervolution, which all that follows then is.
+Ways: the kernels of `kernelhead.ops`; torch's operations instead; and these with a float32 result of the kervolution,
+which all that follows then is.
 
 Errors are those of value and gradients against float64 on the same inputs, relative in norm, and bits are compared
 over 20 repetitions beside other work.
@@ -25,7 +24,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch._dynamo
@@ -36,14 +34,13 @@ from kernelhead import create_head
 from kernelhead.backbones import CifarResNet, Classifier, kervolution
 from kernelhead.backbones.conv3x3 import Conv3x3, conv_norm
 from kernelhead.backbones.kervolution import GaussianKervolution2d
-from kernelhead.heads import expansion, second_order
+from kernelhead.heads import second_order
 from kernelhead.ops import kervolution as kervolution_ops
 from kernelhead.ops import second_order as second_order_ops
 from kernelhead.results import environment
 
 DEVICE, BATCH, CLASSES = "cuda", 128, 100
 CALLS, BRANCHES = 8, 8  # in a row within a graph, or within each of its branches
-WIDE_EXPANSION: dict[str, Any] = {"width": 2048, "normalized": True}
 KERNELS, TORCH, WIDE = "kernels", "torch", "torch, float32"
 
 Tensors = tuple[Tensor, ...]
@@ -92,8 +89,6 @@ SUBJECTS: dict[str, Subject] = {
     "stem, convolution": (lambda: Stem(Conv3x3(3, 16, 3, padding=1, bias=False)), random_images, (KERNELS,)),
     "second_order": (lambda: create_head("second_order", 64, CLASSES), random_maps, (KERNELS, TORCH)),
     "softmax": (Softmax, random_maps, (TORCH,)),
-    "expansion": (lambda: create_head("expansion", 64, CLASSES, **WIDE_EXPANSION), random_maps, (KERNELS, TORCH)),
-    "landmarks": (lambda: create_head("best", 64, CLASSES, dropout=0.0), random_maps, (KERNELS,)),
 }
 
 
@@ -115,16 +110,15 @@ def networks(depth: int) -> dict[str, Subject]:
 @contextmanager
 def choose(way: str) -> Iterator[None]:
     """The kernels of these baselines, or torch's operations. What is compiled is to be called first in here."""
-    kept = kervolution.runs_kernels, second_order.runs_kernels, GaussianKervolution2d._dtype, expansion.WIDEST
+    kept = kervolution.runs_kernels, second_order.runs_kernels, GaussianKervolution2d._dtype
     if way != KERNELS:
         kervolution.runs_kernels = second_order.runs_kernels = lambda _: False
-        expansion.WIDEST = 0
     if way == WIDE:
         GaussianKervolution2d._dtype = lambda self, images: self.weight.dtype
     try:
         yield
     finally:
-        kervolution.runs_kernels, second_order.runs_kernels, GaussianKervolution2d._dtype, expansion.WIDEST = kept
+        kervolution.runs_kernels, second_order.runs_kernels, GaussianKervolution2d._dtype = kept
 
 
 class Step:
@@ -283,7 +277,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiles", action="store_true")
     parser.add_argument("--network", type=int, metavar="DEPTH")
-    parser.add_argument("--only", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.backends.cudnn.benchmark = True
@@ -291,8 +284,8 @@ def main() -> None:
     if options.tiles:
         rows = search()
     else:
-        for name in options.only:
-            rows += compare(name, SUBJECTS[name], plain=True)
+        for name, subject in SUBJECTS.items():
+            rows += compare(name, subject, plain=True)
         if options.network:
             for name, subject in networks(options.network).items():
                 rows += compare(name, subject, plain=False)

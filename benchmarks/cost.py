@@ -1,7 +1,7 @@
 """What a head costs: training and inference of a CIFAR ResNet with each head, beside the softmax head.
 
     python benchmarks/cost.py [--depths 8 20] [--at-once 8] [--json results/bench/cost.json]
-    python benchmarks/cost.py --plot docs/images/saturation.png [--runs results] [--epochs 100] [--json ...]
+    python benchmarks/cost.py --plot docs/images/saturation.png [--runs results] [--epochs 200] [--json COSTS]
 
 Training: microseconds a step and run of `kernelhead.train.loop.train` at batch 128, `--at-once` runs at a time, whole
 epochs of made-up images without the first (capture). Inference: microseconds an image at batch 1000 in evaluation mode,
@@ -112,7 +112,7 @@ def plot(rows: dict[str, dict[str, Any]], runs: Path, epochs: int, path: Path) -
             accuracy = statistics.mean(found.values())
             lines.setdefault(kind, []).append((cost["head_parameters"], cost["train_us"], accuracy))
     if not lines:
-        raise SystemExit(f"{runs} has no runs of the table saturation whose cost was measured")
+        raise SystemExit(f"{runs} has no runs of {epochs} epochs of the table saturation whose cost was measured")
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
     for kind, points in lines.items():
         style = "o-" if len(points) > 1 else "D"
@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where the figures are kept")
     parser.add_argument("--plot", type=Path, metavar="PNG")
     parser.add_argument("--runs", type=Path, default=Path("results"), help="of the table saturation, for --plot")
-    parser.add_argument("--epochs", type=int, default=100, help="of these runs")
+    parser.add_argument("--epochs", type=int, default=200, help="of these runs")
     options = parser.parse_args()
     if options.plot is not None:
         costs = options.json or Path("results/bench/cost.json")

@@ -11,7 +11,7 @@ differences of less than a point say little. A head is a kind and what is specia
     dropout P; label smoothing; mixup
     windows W; eps E; degree M; polynomial of degree M           of landmarks, as options of `KernelClassifier`
     places normalised; standardised; normalised                  of channels: places of unit length; means; both
-    times S                      standardised values times S, which is another learning rate for the mixing
+    times S                      standardised values times S: another learning rate for the last layer
     centred                      features less their mean over the batch
     half of the places           in training, drawn anew for every image; or: quarter of the places
     two depths                   512 landmarks, otherwise alike, on the map of the second stage too
@@ -48,13 +48,18 @@ HELD_OUT = 0.2
 EARLIER = 32, 512  # features of the second stage, and landmarks there
 PLACES = {"half of the places": 0.5, "quarter of the places": 0.25}
 PLAIN = {"own coefficients": "own", "times lengths": "lengths", "and maxima": "maxima", "and variances": "variances"}
+NUMBERS = ["dropout", "windows", "eps", "degree", "polynomial of degree", "times"]
+WORDS = [
+    *["label smoothing", "mixup", "normalised", "places normalised", "standardised", "centred", *PLACES],
+    *["two depths", "beside second-order", "two layers", *PLAIN],
+]
 COLUMNS = ["network", "epochs", "head", "rate", "decay", "accuracy", "nll", "training_accuracy", "head_parameters"]
 
 
 class Scaled(nn.BatchNorm1d):
-    """Standardised values times a number."""
+    """Standardised values times a number. `freeze` knows nothing of it."""
 
-    def __init__(self, size: int, scale: float, eps: float) -> None:
+    def __init__(self, size: int, scale: float, eps: float = 1e-5) -> None:
         super().__init__(size, affine=False, eps=eps)
         self.scale = scale
 
@@ -160,6 +165,9 @@ def make_head(name: str, features: int, classes: int) -> nn.Module:
     """The head that the words say."""
     kind, *words = name.split(", ")
     said = {word.rsplit(" ", 1)[0]: word.rsplit(" ", 1)[1] for word in words if word[-1].isdigit()}
+    unknown = [word for word in words if word not in WORDS and word.rsplit(" ", 1)[0] not in NUMBERS]
+    if unknown:
+        raise ValueError(f"{name!r}: unknown word {unknown[0]!r}")
     options: dict[str, Any] = {"dropout": float(said.get("dropout", 0))}
     if kind == "softmax":
         return create_head("softmax", features, classes)
@@ -171,7 +179,10 @@ def make_head(name: str, features: int, classes: int) -> nn.Module:
     if kind.endswith("channels"):
         both = "normalised" in words
         options |= {"normalized": both or "places normalised" in words, "standardized": both or "standardised" in words}
-        return ExpansionHead(features, classes, width=count, **options)
+        expansion = ExpansionHead(features, classes, width=count, **options)
+        if "times" in said:
+            expansion.standard = Scaled(count, float(said["times"]))
+        return expansion
     options["landmarks"] = count
     special = {PLAIN[word]: True for word in words if word in PLAIN}
     if special:

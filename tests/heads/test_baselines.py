@@ -1,7 +1,5 @@
 """The other heads against NumPy in float64."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -145,49 +143,6 @@ def test_expansion_of_windows(normalized):
     normal = nn.functional.batch_norm(expanded, None, None, *affine, training=True)
     expected = normal.relu().mean((2, 3)).numpy() @ n["classifier.weight"].T + n["classifier.bias"]
     np.testing.assert_allclose(head(maps).detach(), expected, rtol=1e-9, atol=1e-11)
-
-
-class OwnBatchNorm(nn.BatchNorm2d):
-    """One that the head has not made, and asks as it stands."""
-
-
-@pytest.mark.parametrize("options", [{}, {"normalized": True}, {"window": 2}, {"places": False}])
-def test_expansion_trains_as_with_batch_norm_itself(options):
-    head, _ = make("expansion", width=7, **options)
-    twin = copy.deepcopy(head)
-    twin.norm = OwnBatchNorm(7, dtype=torch.float64)
-    twin.norm.load_state_dict(head.norm.state_dict())
-    maps, _ = maps_and_tokens()
-    for _ in range(3):
-        x = maps + torch.randn(D, 1, 1, dtype=torch.float64)
-        x = x if head.pools else x[:, :, 0, 0]
-        results = []
-        for each in (head, twin):
-            inputs = x.clone().requires_grad_()
-            each.zero_grad()
-            logits = each(inputs)
-            logits.square().sum().backward()
-            results.append([logits, inputs.grad, *(p.grad for p in each.parameters())])
-        for mine, expected in zip(*results, strict=True):
-            torch.testing.assert_close(mine, expected, rtol=1e-9, atol=1e-11)
-    for mine, expected in zip(head.norm.buffers(), twin.norm.buffers(), strict=True):
-        torch.testing.assert_close(mine, expected, rtol=1e-9, atol=1e-11)
-
-
-def test_expansion_in_half_precision_is_near_where_means_are_large():
-    head = create_head("expansion", 64, C, width=128)
-    maps = torch.randn(32, 64, 4, 4) + 20 * torch.rand(64, 1, 1)
-    exact = copy.deepcopy(head).double()(maps.double())
-    with torch.autocast("cpu", torch.bfloat16):
-        near = head(maps)
-    assert near.dtype == torch.bfloat16
-    assert (near - exact).abs().max() < 0.02 * exact.std()
-
-
-def test_expansion_of_one_place_needs_a_batch():
-    head, _ = make("expansion", width=7, places=False)
-    with pytest.raises(ValueError, match="more than 1 value per channel"):
-        head(torch.ones(1, D, dtype=torch.float64))
 
 
 def test_expansion_is_512_wide_unless_told():

@@ -7,9 +7,7 @@ from torch.nn import functional as F
 from kernelhead.heads._choices import check_dropout
 from kernelhead.heads._leaf import Leaf
 from kernelhead.heads._places import as_places, as_vectors, check_sizes
-from kernelhead.ops.precision import real_dtype, unit_norm, without_autocast
-
-WIDEST = 256  # features up to which their covariance costs less than BatchNorm's sweeps over all channels
+from kernelhead.ops.precision import unit_norm
 
 
 class ExpansionHead(Leaf):
@@ -70,48 +68,15 @@ class ExpansionHead(Leaf):
         if self.normalized:
             vectors = maps.movedim(1, -1)
             maps = (vectors / unit_norm(vectors)).movedim(-1, 1).to(features.dtype)
-        pooled = self.standard(torch.relu(self._channels(maps)).mean(1))
+        pooled = torch.relu(self.norm(self.expand(maps))).mean((2, 3))
+        pooled = self.standard(pooled)
         if self.dropout:
             pooled = F.dropout(pooled, self.dropout, self.training)
         logits: Tensor = self.classifier(pooled)
         return logits if self.pools else logits.view(*features.shape[:-1], self.num_classes)
-
-    def _channels(self, maps: Tensor) -> Tensor:
-        """What `expand` and `norm` make of maps (N, D, H, W): (N, places, width).
-
-        In training a channel's mean w m and variance w C w follow from the mean m and the covariance C of the features:
-        there are few of these, and BatchNorm becomes a part of the weights.
-        """
-        norm, places = self.norm, maps.numel() // maps.shape[1]
-        as_made = type(self.expand) is nn.Conv2d and type(norm) is nn.BatchNorm2d
-        usual = norm.training and norm.track_running_stats and norm.momentum is not None
-        if not (as_made and usual and maps.shape[1] <= WIDEST and places > 1):
-            channels: Tensor = norm(self.expand(maps))
-            return channels.flatten(2).mT
-        with without_autocast(maps.device.type):
-            vectors = maps.flatten(2).mT.to(real_dtype(maps.dtype))
-            weight = self.expand.weight.flatten(1).to(vectors.dtype)
-            mean = vectors.mean((0, 1))
-            vectors = vectors - mean
-            rows = vectors.flatten(0, 1)
-            variance = (weight @ (rows.t() @ rows / places) * weight).sum(1)
-            _remember(norm, weight @ mean, variance * (places / (places - 1)))
-            weight = weight * (norm.weight * (variance + norm.eps).rsqrt())[:, None]
-        return F.linear(vectors.to(maps.dtype), weight.to(self.expand.weight.dtype), norm.bias)
 
     def extra_repr(self) -> str:
         normalized = ", normalized=True" if self.normalized else ""
         window = f", window={self.window}" if self.window > 1 else ""
         dropout = f", dropout={self.dropout:g}" if self.dropout else ""
         return f"in_features={self.in_features}, num_classes={self.num_classes}{normalized}{window}{dropout}"
-
-
-@torch.no_grad()
-def _remember(norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor) -> None:
-    """What BatchNorm keeps of a batch."""
-    assert norm.num_batches_tracked is not None
-    assert norm.momentum is not None
-    norm.num_batches_tracked.add_(1)
-    for kept, new in ((norm.running_mean, mean), (norm.running_var, variance)):
-        assert kept is not None
-        kept.lerp_(new.to(kept.dtype), norm.momentum)
