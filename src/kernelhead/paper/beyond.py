@@ -19,7 +19,7 @@ OVER_PLACES: dict[str, object] = {**SOFTPLUS, "pool": "rkhs"}
 LIKE_LANDMARKS: dict[str, object] = {"normalized": True, "standardized": True}
 NOT_STANDARDISED: dict[str, object] = {"standardize": False}
 WINDOWS: dict[str, object] = {"window": 2}
-# Not standardised: so many channels die of it, at the rates that the others learn best with (docs/beyond.md).
+# Not standardised: so many channels then train badly, at any of the rates (docs/beyond.md).
 LIKE_BEST: dict[str, object] = {"width": BEST["landmarks"], "dropout": BEST["dropout"], "normalized": True}
 EXACTLY: dict[str, object] = {"eps": 1e-12}
 
