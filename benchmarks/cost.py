@@ -1,14 +1,15 @@
 """What a head costs: training and inference of a CIFAR ResNet with each head, beside the softmax head.
 
     python benchmarks/cost.py [--depths 8 20] [--at-once 8] [--json results/bench/cost.json]
+    python benchmarks/cost.py --table [--runs results] [--epochs 200] [--json COSTS]
     python benchmarks/cost.py --plot docs/images/saturation.png [--runs results] [--epochs 200] [--json COSTS]
 
 Training: microseconds a step and run of `kernelhead.train.loop.train` at batch 128, `--at-once` runs at a time, whole
 epochs of made-up images without the first (capture). Inference: microseconds an image at batch 1000 in evaluation mode,
 bf16 autocast on a GPU, kernel heads frozen; the median of 20. All heads are timed in one run; the ratio is to softmax.
 
---plot measures nothing: it sets the accuracies of the table `saturation` against what the heads cost, from its runs
-(tuned protocol) and the JSON file.
+--table and --plot measure nothing: the one sets what is in the JSON file beside the accuracies of the table `beyond` on
+CIFAR-100, the other those of `saturation` against it, from their runs (tuned protocol).
 """
 
 import argparse
@@ -16,6 +17,7 @@ import itertools
 import json
 import statistics
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ import torch
 from kernelhead.backbones import count_parameters
 from kernelhead.data.resident import ResidentImages, channel_statistics
 from kernelhead.heads import KernelClassifier
-from kernelhead.paper.beyond import LIKE_BEST, SATURATION, SIZED
+from kernelhead.paper.beyond import BEYOND, LIKE_BEST, SATURATION, SIZED
 from kernelhead.paper.grid import accuracies
 from kernelhead.paper.store import Store
 from kernelhead.results import environment, write_bytes
@@ -38,6 +40,13 @@ HEADS: dict[str, tuple[str, dict[str, Any]]] = {
     **SIZED,
     "the paper's layer": ("kernel", {}),
     "the best head's control": ("expansion", LIKE_BEST),
+}
+COLUMNS = {  # of `beyond`
+    "SM": "softmax",
+    "SOP": "second-order",
+    "EXP": "the best head's control",
+    "Kernel": "the paper's layer",
+    "Best": "landmarks with dropout 2048",
 }
 
 
@@ -85,18 +94,32 @@ def inference(model: torch.nn.Module, device: torch.device, batch: int = 1000, r
     return 1e6 * statistics.median(seconds[3:]) / batch
 
 
-def markdown(rows: dict[str, dict[str, Any]]) -> str:
-    """A line a network and head: its parameters, times, and their ratios to softmax."""
-    lines = [
-        "| network | head | head's parameters | training, µs a step | ratio | inference, µs an image | ratio |",
-        "|---|---|--:|--:|--:|--:|--:|",
-    ]
-    for name, row in rows.items():
-        network, head = name.split(", ", 1)
+def markdown(rows: dict[str, dict[str, Any]], found: Mapping[str, str] | None = None) -> str:
+    """A line a network and head: its parameters, times, and their ratios to softmax; where given, accuracies too."""
+    names = rows if found is None else found
+    titles = ["network", "head", *(["accuracy, % (seeds)"] if found else []), "head's parameters"]
+    titles += ["training, µs a step", "ratio", "inference, µs an image", "ratio"]
+    lines = [titles, ["---", "---", *(["--:"] * (len(titles) - 2))]]
+    for name in names:
+        row, (network, head) = rows[name], name.split(", ", 1)
         peer = rows[f"{network}, {PEER}"]
-        times = [f"{row[key]:{form}} | {row[key] / peer[key]:.2f}" for key, form in TIMES.items()]
-        lines.append(f"| {network} | {head} | {row['head_parameters']:,} | {' | '.join(times)} |")
-    return "\n".join(lines) + "\n"
+        line = [network, head, *([found[name]] if found else []), f"{row['head_parameters']:,}"]
+        lines.append(
+            line
+            + [text for key, form in TIMES.items() for text in (f"{row[key]:{form}}", f"{row[key] / peer[key]:.2f}")]
+        )
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def measured(rows: dict[str, dict[str, Any]], runs: Path, epochs: int) -> dict[str, str]:
+    """Accuracies of `beyond` on CIFAR-100, of networks and heads that were timed, too."""
+    store, found = Store(runs, epochs), {}
+    for cell in BEYOND.cells:
+        column, data = cell.column.split()
+        name, values = f"{cell.row}, {COLUMNS[column]}", accuracies(cell, store, BEYOND.protocols["tuned"])
+        if data == "CIFAR-100" and values and name in rows:
+            found[name] = f"{statistics.mean(values.values()):.2f} ({len(values)})"
+    return found
 
 
 def plot(rows: dict[str, dict[str, Any]], runs: Path, epochs: int, path: Path) -> None:
@@ -134,16 +157,20 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=8)
     parser.add_argument("--steps", type=int, default=200, help="of an epoch")
     parser.add_argument("--json", type=Path, help="where the figures are kept")
+    parser.add_argument("--table", action="store_true")
     parser.add_argument("--plot", type=Path, metavar="PNG")
-    parser.add_argument("--runs", type=Path, default=Path("results"), help="of the table saturation, for --plot")
+    parser.add_argument("--runs", type=Path, default=Path("results"), help="of `beyond` or `saturation`")
     parser.add_argument("--epochs", type=int, default=200, help="of these runs")
     options = parser.parse_args()
-    if options.plot is not None:
+    if options.table or options.plot is not None:
         costs = options.json or Path("results/bench/cost.json")
         if not costs.exists():
             raise SystemExit(f"{costs} is not there: measure first, with --json {costs}")
         kept = json.loads(costs.read_text())
-        plot(kept["rows"], options.runs, options.epochs, options.plot)
+        if options.table:
+            print(markdown(kept["rows"], measured(kept["rows"], options.runs, options.epochs)), end="")
+        if options.plot is not None:
+            plot(kept["rows"], options.runs, options.epochs, options.plot)
         return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data = make_images(options.steps, device)
