@@ -6,6 +6,7 @@ import re
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -88,6 +89,24 @@ def test_the_cifar_tables_are_as_complete_as_the_document_says(data):
                 assert run["images"] == {"train": 50000, "test": 10000, "left_out": 0}
                 assert len(run["curve"]["loss"]) == 200
                 assert run["accuracy"] is not None
+
+
+def test_the_best_head_is_quoted_as_measured():
+    experiment, store = EXPERIMENTS["beyond"], Store(ROOT / "results", 200)
+    means = {}
+    for cell in experiment.cells:
+        runs = store.results(cell.recipe, experiment.protocols["tuned"])
+        if runs:
+            means[cell.column, cell.row] = f"{np.mean([run['accuracy'] for run in runs.values()]):.1f}"
+        if cell.column == "Best CIFAR-100" and cell.row in ("ResNet-8", "ResNet-20"):
+            assert len(runs) == 3
+    words = " ".join(README.split())
+    for column, sentence in {
+        "Best": "On CIFAR-100 it has {}, {} (three seeds) and {} % (one)",
+        "SM": "softmax has {}, {} and {}",
+        "SOP": "second-order pooling {}, {} and {}",
+    }.items():
+        assert sentence.format(*(means[f"{column} CIFAR-100", f"ResNet-{depth}"] for depth in (8, 20, 56))) in words
 
 
 def test_readme_shows_the_measured_ratios():
