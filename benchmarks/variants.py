@@ -1,7 +1,7 @@
 """Which head is best: many of them for a short time, those that are not in the library too.
 
     python benchmarks/variants.py 20 "2048 landmarks, dropout 0.5 @ 0.1 1e-3" "second-order @ 0.3 5e-4"
-        [--epochs 100] [--csv results/variants.csv]
+        [--epochs 100] [--warmup 5] [--images 40000] [--csv results/variants.csv]
 
 Trains a CIFAR ResNet of that depth with each head, all at once, at the learning rate and weight decay behind the @, on
 40,000 of CIFAR-100's training images, and tests on the other 10,000: no test image is looked at. One seed, so that
@@ -221,16 +221,21 @@ def main() -> None:
     parser.add_argument("depth", type=int)
     parser.add_argument("heads", nargs="+", metavar="HEAD @ RATE DECAY")
     parser.add_argument("--epochs", type=int, default=100)
+    parser.add_argument("--warmup", type=int, default=5, help="epochs of it")
+    parser.add_argument("--images", type=int, help="drawn of the 40,000 that it trains on")
     parser.add_argument("--csv", type=Path, help="where a line is added for each")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     images = open_data("cifar100", expected_input("resnet50"), device).train
     kept, held = (images.restricted(part) for part in hold_out(images.labels.cpu().numpy(), HELD_OUT, seed=0))
+    if options.images is not None:
+        drawn = torch.randperm(len(kept), generator=torch.Generator().manual_seed(0))
+        kept = kept.restricted(drawn[: options.images])
     runs = []
     for head, rates in (words.split(" @ ") for words in options.heads):
         rate, decay = map(float, rates.split())
         runs.append(Variant(f"cifar_resnet{options.depth}", head, rate, decay, mixup=head.endswith(", mixup")))
-    schedule = Schedule(options.epochs)
+    schedule = Schedule(options.epochs, warmup_epochs=options.warmup)
     rows = []
     for result in train(runs, kept, 100, schedule):
         run, found = result.run, summary(predict(result.model, held), held.labels.cpu())
