@@ -17,7 +17,6 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,8 @@ import torch
 from kernelhead.backbones import count_parameters
 from kernelhead.data.resident import ResidentImages, channel_statistics
 from kernelhead.heads import KernelClassifier
-from kernelhead.paper.beyond import BEYOND, LIKE_BEST, SATURATION, SIZED
+from kernelhead.paper import beyond
+from kernelhead.paper.beyond import BEYOND, SATURATION, SIZED
 from kernelhead.paper.grid import accuracies
 from kernelhead.paper.store import Store
 from kernelhead.results import environment, write_bytes
@@ -38,15 +38,8 @@ BATCH, CLASSES, PEER = 128, 100, "softmax"
 TIMES = {"train_us": ".0f", "inference_us": ".2f"}
 HEADS: dict[str, tuple[str, dict[str, Any]]] = {
     **SIZED,
-    "the paper's layer": ("kernel", {}),
-    "the best head's control": ("expansion", LIKE_BEST),
-}
-COLUMNS = {  # of `beyond`
-    "SM": "softmax",
-    "SOP": "second-order",
-    "EXP": "the best head's control",
-    "Kernel": "the paper's layer",
-    "Best": "landmarks with dropout 2048",
+    "the paper's layer": beyond.HEADS["Kernel"],
+    "the best head's control": beyond.HEADS["EXP"],
 }
 
 
@@ -94,32 +87,36 @@ def inference(model: torch.nn.Module, device: torch.device, batch: int = 1000, r
     return 1e6 * statistics.median(seconds[3:]) / batch
 
 
-def markdown(rows: dict[str, dict[str, Any]], found: Mapping[str, str] | None = None) -> str:
-    """A line a network and head: its parameters, times, and their ratios to softmax; where given, accuracies too."""
-    names = rows if found is None else found
-    titles = ["network", "head", *(["accuracy, % (seeds)"] if found else []), "head's parameters"]
+def markdown(rows: dict[str, dict[str, Any]]) -> str:
+    """A line a network and head: its parameters, times, and their ratios to softmax; or those with accuracies."""
+    told = any("accuracy" in row for row in rows.values())
+    titles = ["network", "head", *["accuracy, % (seeds)"] * told, "head's parameters"]
     titles += ["training, µs a step", "ratio", "inference, µs an image", "ratio"]
-    lines = [titles, ["---", "---", *(["--:"] * (len(titles) - 2))]]
-    for name in names:
-        row, (network, head) = rows[name], name.split(", ", 1)
-        peer = rows[f"{network}, {PEER}"]
-        line = [network, head, *([found[name]] if found else []), f"{row['head_parameters']:,}"]
-        lines.append(
-            line
-            + [text for key, form in TIMES.items() for text in (f"{row[key]:{form}}", f"{row[key] / peer[key]:.2f}")]
-        )
+    lines = [titles, ["---", "---", *["--:"] * (len(titles) - 2)]]
+    for name, row in rows.items():
+        if told and "accuracy" not in row:
+            continue
+        network, head = name.split(", ", 1)
+        line = [network, head, *([row["accuracy"]] if told else []), f"{row['head_parameters']:,}"]
+        for key, form in TIMES.items():
+            line += [f"{row[key]:{form}}", f"{row[key] / rows[f'{network}, {PEER}'][key]:.2f}"]
+        lines.append(line)
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def measured(rows: dict[str, dict[str, Any]], runs: Path, epochs: int) -> dict[str, str]:
-    """Accuracies of `beyond` on CIFAR-100, of networks and heads that were timed, too."""
-    store, found = Store(runs, epochs), {}
+def with_accuracies(rows: dict[str, dict[str, Any]], runs: Path, epochs: int) -> dict[str, dict[str, Any]]:
+    """The same, with the accuracies of networks and heads of the table `beyond` on CIFAR-100."""
+    store, protocol = Store(runs, epochs), BEYOND.protocols["tuned"]
+    names = {column: name for column, head in beyond.HEADS.items() for name, own in HEADS.items() if own == head}
+    found = {}
     for cell in BEYOND.cells:
         column, data = cell.column.split()
-        name, values = f"{cell.row}, {COLUMNS[column]}", accuracies(cell, store, BEYOND.protocols["tuned"])
+        name, values = f"{cell.row}, {names[column]}", accuracies(cell, store, protocol)
         if data == "CIFAR-100" and values and name in rows:
-            found[name] = f"{statistics.mean(values.values()):.2f} ({len(values)})"
-    return found
+            found[name] = {**rows[name], "accuracy": f"{statistics.mean(values.values()):.2f} ({len(values)})"}
+    if not found:
+        raise SystemExit(f"{runs} has no runs of {epochs} epochs of the table beyond whose cost was measured")
+    return {**rows, **found}
 
 
 def plot(rows: dict[str, dict[str, Any]], runs: Path, epochs: int, path: Path) -> None:
@@ -168,7 +165,7 @@ def main() -> None:
             raise SystemExit(f"{costs} is not there: measure first, with --json {costs}")
         kept = json.loads(costs.read_text())
         if options.table:
-            print(markdown(kept["rows"], measured(kept["rows"], options.runs, options.epochs)), end="")
+            print(markdown(with_accuracies(kept["rows"], options.runs, options.epochs)), end="")
         if options.plot is not None:
             plot(kept["rows"], options.runs, options.epochs, options.plot)
         return

@@ -49,10 +49,8 @@ EARLIER = 32, 512  # features of the second stage, and landmarks there
 PLACES = {"half of the places": 0.5, "quarter of the places": 0.25}
 PLAIN = {"own coefficients": "own", "times lengths": "lengths", "and maxima": "maxima", "and variances": "variances"}
 NUMBERS = ["dropout", "windows", "eps", "degree", "polynomial of degree", "times"]
-WORDS = [
-    *["label smoothing", "mixup", "normalised", "places normalised", "standardised", "centred", *PLACES],
-    *["two depths", "beside second-order", "two layers", *PLAIN],
-]
+WORDS = ["label smoothing", "mixup", "normalised", "places normalised", "standardised", "centred"]
+WORDS += ["two depths", "beside second-order", "two layers", *PLACES, *PLAIN]
 COLUMNS = ["network", "epochs", "head", "rate", "decay", "accuracy", "nll", "training_accuracy", "head_parameters"]
 
 
