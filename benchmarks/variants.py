@@ -54,17 +54,6 @@ WORDS += ["two depths", "beside second-order", "two layers", *PLACES, *PLAIN]
 COLUMNS = ["network", "epochs", "head", "rate", "decay", "accuracy", "nll", "training_accuracy", "head_parameters"]
 
 
-class Scaled(nn.BatchNorm1d):
-    """Standardised values times a number. `freeze` knows nothing of it."""
-
-    def __init__(self, size: int, scale: float, eps: float = 1e-5) -> None:
-        super().__init__(size, affine=False, eps=eps)
-        self.scale = scale
-
-    def forward(self, values: Tensor) -> Tensor:
-        return self.scale * super().forward(values)
-
-
 class Landmarks(KernelClassifier):
     """Landmarks that are given other features, or other labels."""
 
@@ -74,12 +63,9 @@ class Landmarks(KernelClassifier):
         centred: bool = False,
         share: float = 1.0,
         smoothing: float = 0.0,
-        scale: float = 1.0,
         **options: Any,
     ) -> None:
         super().__init__(*sizes, coefficients="softplus", pool="rkhs", **options)
-        if scale != 1:
-            self.norm = Scaled(options["landmarks"], scale, self.norm.eps)
         self.centre = nn.BatchNorm2d(sizes[0], affine=False) if centred else nn.Identity()
         self.share, self.smoothing = share, smoothing
 
@@ -177,10 +163,7 @@ def make_head(name: str, features: int, classes: int) -> nn.Module:
     if kind.endswith("channels"):
         both = "normalised" in words
         options |= {"normalized": both or "places normalised" in words, "standardized": both or "standardised" in words}
-        expansion = ExpansionHead(features, classes, width=count, **options)
-        if "times" in said:
-            expansion.standard = Scaled(count, float(said["times"]))
-        return expansion
+        return ExpansionHead(features, classes, width=count, scale=float(said.get("times", 1)), **options)
     options["landmarks"] = count
     special = {PLAIN[word]: True for word in words if word in PLAIN}
     if special:

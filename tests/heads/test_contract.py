@@ -311,7 +311,7 @@ def test_wrong_features_are_named(case):
 def test_what_was_pickled_before_there_were_windows_still_runs(case):
     head, x = make(case)
     expected = head.eval()(x)
-    del head.__dict__["window"], head.__dict__["dropout"]
+    del head.__dict__["window"], head.__dict__["dropout"], head.__dict__["scale"]
     torch.testing.assert_close(head(x), expected)
     if isinstance(head, KernelClassifier):
         frozen = head.freeze()
@@ -361,6 +361,48 @@ def test_dropout_is_a_share_that_leaves_something(name):
         with pytest.raises(ValueError, match=f"dropout must be a number, got {re.escape(repr(other))}"):
             create_head(name, D, C, **DROPOUT[name][0], dropout=other)
     assert type(create_head(name, D, C, **DROPOUT[name][0], dropout=torch.tensor(0.5)).dropout) is float
+
+
+SCALED = {
+    "kernel": {"landmarks": 40, "pool": "rkhs"},
+    "expansion": {"width": 40, "standardized": True},
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_scale_is_of_the_standardised_values(name):
+    """The mixing of a head with values of a quarter times four is that of one without; its gradient is a quarter."""
+    last = {"kernel": "mixing", "expansion": "classifier.weight"}[name]
+    plain, head = create_head(name, D, C, **SCALED[name]), create_head(name, D, C, **SCALED[name], scale=0.25)
+    head.load_state_dict(plain.state_dict())
+    with torch.no_grad():
+        head.get_parameter(last).mul_(4)
+    x, target = torch.randn(50, D, 2, 3), torch.randint(C, (50,))
+    for one in (plain, head):
+        F.cross_entropy(one(x), target).backward()
+    assert plain.get_parameter(last).grad.abs().sum() > 0
+    torch.testing.assert_close(head.get_parameter(last).grad, plain.get_parameter(last).grad / 4)
+    torch.testing.assert_close(head.eval()(x), plain.eval()(x))
+    assert "scale=0.25" in repr(head)
+    assert "scale" not in repr(plain)
+    if name == "kernel":
+        torch.testing.assert_close(head.freeze()(x), head(x), rtol=1e-3, atol=1e-4)
+        with torch.no_grad():
+            head.raw_alpha[5] = 1e-3
+        deviation = (head.norm.running_var + head.norm.eps).sqrt()
+        most = 1e-3 * (head.mixing * 0.25 / deviation).abs().sum(1).max().item()  # what this term is of a logit
+        assert [head.freeze(tolerance=share * most).alpha[5].item() > 0 for share in (0.99, 1.01)] == [True, False]
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_a_scale_is_a_positive_number(name):
+    for scale in (0, -0.1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=f"scale must be positive and finite, got {scale}$"):
+            create_head(name, D, C, **SCALED[name], scale=scale)
+    for other in ("a", None, [0.5]):
+        with pytest.raises(ValueError, match=f"scale must be a number, got {re.escape(repr(other))}$"):
+            create_head(name, D, C, **SCALED[name], scale=other)
+    assert type(create_head(name, D, C, **SCALED[name], scale=torch.tensor(0.5)).scale) is float
 
 
 def test_the_best_head_and_options_over_it():
@@ -418,10 +460,11 @@ def test_sizes_must_be_positive_integers(name, argument, size):
             "expansion",
             {"degree": 3},
             r"head 'expansion' has no option 'degree'; "
-            r"it takes width, normalized, standardized, places, window, dropout$",
+            r"it takes width, normalized, standardized, scale, places, window, dropout$",
         ),
         ("softmax", {"degree": 3}, r"head 'softmax' has no option 'degree'; it takes none$"),
         ("expansion", {"window": 2, "places": False}, r"it goes with places=True$"),
+        ("expansion", {"scale": 0.5}, r"it goes with standardized=True$"),
         ("expansion", {"width": 0}, r"needs width to be a positive integer, got 0$"),
     ],
 )
@@ -451,6 +494,8 @@ def test_create_head_names_what_it_does_not_know(name, options, message):
         ({"landmarks": 0}, r"needs landmarks to be a positive integer, got 0$"),
         ({"landmarks": 4, "eps": 0.0}, r"eps must be positive and finite, got 0\.0$"),
         ({"dropout": 0.5}, r"dropout is of the kernel values of landmarks, and there are none: it has to be 0$"),
+        ({"scale": 0.5}, r"scale is of the standardised kernel values of landmarks, and there are none: it has to be"),
+        ({"landmarks": 4, "standardize": False, "scale": 2}, r"standardised kernel values of landmarks, and there are"),
         ({"standardize": False}, r"standardize is about the kernel values of landmarks, and there are none$"),
         ({"landmarks": 4, "prototypes": 2}, r"use either landmarks or prototypes, not both$"),
         *(

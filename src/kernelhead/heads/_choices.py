@@ -19,6 +19,7 @@ def check_choices(
     pool: str | None,
     window: int,
     standardize: bool,
+    scale: float,
     eps: float,
     dropout: float,
     gamma: float,
@@ -43,12 +44,25 @@ def check_choices(
         raise ValueError("dropout is of the kernel values of landmarks, and there are none: it has to be 0")
     if landmarks is None and not standardize:
         raise ValueError("standardize is about the kernel values of landmarks, and there are none")
+    if scale != 1 and (landmarks is None or not standardize):
+        raise ValueError("scale is of the standardised kernel values of landmarks, and there are none: it has to be 1")
     if landmarks is not None and standardize and temperature is not None:
         raise ValueError("temperature does nothing with landmarks: their kernel values are standardised")
     if landmarks is not None and prototypes != 1:
         raise ValueError("landmarks are shared by all classes: use either landmarks or prototypes, not both")
     if kernel != "learned" and coefficients == "softmax":
         raise ValueError(f"kernel={kernel!r} has one coefficient, and softmax of one number is always 1")
+
+
+def check_scale(scale: float) -> float:
+    """The scale as a number, positive and finite."""
+    try:
+        number = float(scale)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"scale must be a number, got {scale!r}") from error
+    if not (number > 0 and math.isfinite(number)):
+        raise ValueError(f"scale must be positive and finite, got {scale}")
+    return number
 
 
 def check_dropout(dropout: float) -> float:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernelhead.heads._choices import check_dropout
+from kernelhead.heads._choices import check_dropout, check_scale
 from kernelhead.heads._leaf import Leaf
 from kernelhead.heads._places import as_places, as_vectors, check_sizes
 from kernelhead.ops.precision import unit_norm
@@ -14,10 +14,11 @@ class ExpansionHead(Leaf):
     """1x1 convolution to `width` channels, BatchNorm, ReLU, mean over places, linear layer.
 
     With `normalized` the features of each place are scaled to unit length first, with `standardized` the means over
-    places are standardised over the batch: both as a kernel head with landmarks does it. With a `window` of w the
-    convolution is w x w, without padding, and what is scaled to unit length are windows: the weights of `expand` are
-    those of w w D features, place by place. `dropout` is the share of the channels that each sample is trained without,
-    as a kernel head has it of its landmarks. Without `places` it is a hidden layer on feature vectors.
+    places are standardised over the batch and multiplied by `scale`: both as a kernel head with landmarks does it. With
+    a `window` of w the convolution is w x w, without padding, and what is scaled to unit length are windows: the
+    weights of `expand` are those of w w D features, place by place. `dropout` is the share of the channels that each
+    sample is trained without, as a kernel head has it of its landmarks. Without `places` it is a hidden layer on
+    feature vectors.
 
     Map (N, D, H, W) or tokens (N, L, D), or without `places` (N, D) -> logits (N, C).
     """
@@ -25,6 +26,7 @@ class ExpansionHead(Leaf):
     pools = True
     window = 1  # of a module that was pickled before there were windows
     dropout = 0.0  # or dropout
+    scale = 1.0  # or a scale
 
     def __init__(
         self,
@@ -34,6 +36,7 @@ class ExpansionHead(Leaf):
         width: int = 512,
         normalized: bool = False,
         standardized: bool = False,
+        scale: float = 1.0,
         places: bool = True,
         window: int = 1,
         dropout: float = 0.0,
@@ -43,6 +46,9 @@ class ExpansionHead(Leaf):
         check_sizes("ExpansionHead", in_features=in_features, num_classes=num_classes, width=width, window=window)
         if window > 1 and not places:
             raise ValueError("window is about neighbouring places: it goes with places=True")
+        scale = check_scale(scale)
+        if scale != 1 and not standardized:
+            raise ValueError("scale is of standardised means over places: it goes with standardized=True")
         super().__init__()
         self.in_features = in_features
         self.num_classes = num_classes
@@ -50,6 +56,7 @@ class ExpansionHead(Leaf):
         self.pools = places
         self.window = window
         self.dropout = check_dropout(dropout)
+        self.scale = scale
         wide = in_features * window**2
         self.expand = nn.Conv2d(wide, width, kernel_size=1, bias=False, device=device, dtype=dtype)
         self.norm = nn.BatchNorm2d(width, device=device, dtype=dtype)
@@ -70,6 +77,8 @@ class ExpansionHead(Leaf):
             maps = (vectors / unit_norm(vectors)).movedim(-1, 1).to(features.dtype)
         pooled = torch.relu(self.norm(self.expand(maps))).mean((2, 3))
         pooled = self.standard(pooled)
+        if self.scale != 1:
+            pooled = self.scale * pooled
         if self.dropout:
             pooled = F.dropout(pooled, self.dropout, self.training)
         logits: Tensor = self.classifier(pooled)
@@ -77,6 +86,7 @@ class ExpansionHead(Leaf):
 
     def extra_repr(self) -> str:
         normalized = ", normalized=True" if self.normalized else ""
+        scale = f", scale={self.scale:g}" if self.scale != 1 else ""
         window = f", window={self.window}" if self.window > 1 else ""
         dropout = f", dropout={self.dropout:g}" if self.dropout else ""
-        return f"in_features={self.in_features}, num_classes={self.num_classes}{normalized}{window}{dropout}"
+        return f"in_features={self.in_features}, num_classes={self.num_classes}{normalized}{scale}{window}{dropout}"

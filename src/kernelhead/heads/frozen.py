@@ -45,7 +45,7 @@ def logit_gain(head: "KernelClassifier") -> float:
     gain = 1 / head.temperature
     if head.mixing is not None:
         deviation = (head.norm.running_var.detach().double() + head.norm.eps).sqrt()  # type: ignore[union-attr]
-        return gain * (head.mixing.detach().double().abs() / deviation).sum(1).max().item()
+        return gain * head.scale * (head.mixing.detach().double().abs() / deviation).sum(1).max().item()
     return gain * head.prototypes if head.aggregate == "sum" else gain
 
 
@@ -104,7 +104,7 @@ class FrozenKernelClassifier(Leaf):
         self.eval()
 
     def _fold(self, head: "KernelClassifier") -> None:
-        """Standardising and mixing, A ((k - mean) / deviation) + b, as (A / deviation) (k - mean) + b, in float64.
+        """Standardising and mixing, A (s (k - mean) / deviation) + b, as (A s / deviation) (k - mean) + b, in float64.
 
         The mean goes into the series, not on into the bias: that would be a difference of two large numbers where
         kernel values vary little.
@@ -119,7 +119,8 @@ class FrozenKernelClassifier(Leaf):
         dtype = head.mixing.dtype
         a_0 = self.alpha[kernels.END_POINTS].double()
         self.register_buffer("constant", (a_0 - mean.double()).to(real_dtype(dtype)))
-        self.register_buffer("mixing", (head.mixing.double() / (variance.double() + head.norm.eps).sqrt()).to(dtype))
+        gain = head.scale / (variance.double() + head.norm.eps).sqrt()
+        self.register_buffer("mixing", (head.mixing.double() * gain).to(dtype))
         self.register_buffer("bias", head.bias.detach().clone())
 
     def _survey(self) -> None:

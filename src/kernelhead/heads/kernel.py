@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from kernelhead import kernels
 from kernelhead.coefficients import INITIAL_RAW, activation
 from kernelhead.heads import _loss
-from kernelhead.heads._choices import check_choices, check_dropout
+from kernelhead.heads._choices import check_choices, check_dropout, check_scale
 from kernelhead.heads._leaf import Leaf
 from kernelhead.heads._places import as_labels, as_points, as_vectors, check_sizes
 from kernelhead.heads.frozen import FrozenKernelClassifier
@@ -67,6 +67,8 @@ class KernelClassifier(Leaf):
             BatchNorm without affine part) and mixed into logits by a signed matrix and a bias. Standardising takes out
             a_0 and the temperature and, as far as variances are above `eps`, the common scale of the coefficients.
         standardize: False mixes the landmarks' kernel values as they are.
+        scale: what the standardised kernel values are multiplied by. It changes nothing that the head can be, but how
+            it learns: gradient descent takes steps of the logits that are larger by its square.
         dropout: the share of the landmarks that each sample is trained without, drawn anew for every step.
         eps: what standardising adds to the variance. Kernel values vary little: means over places have variances of
             1e-7 to 1e-3, so that the usual 1e-5 leaves the coefficients a say in how large the result is.
@@ -89,6 +91,7 @@ class KernelClassifier(Leaf):
     bias: nn.Parameter | None
     window = 1  # of a module that was pickled before there were windows
     dropout = 0.0  # or dropout
+    scale = 1.0  # or a scale
 
     def __init__(
         self,
@@ -105,6 +108,7 @@ class KernelClassifier(Leaf):
         pool: str | None = None,
         window: int = 1,
         standardize: bool = True,
+        scale: float = 1.0,
         eps: float = 1e-5,
         dropout: float = 0.0,
         gamma: float = 1.0,
@@ -115,7 +119,7 @@ class KernelClassifier(Leaf):
         check_sizes("KernelClassifier", **sizes, window=window)
         if landmarks is not None:
             check_sizes("KernelClassifier", landmarks=landmarks)
-        dropout = check_dropout(dropout)
+        dropout, scale = check_dropout(dropout), check_scale(scale)
         check_choices(
             kernel=kernel,
             coefficients=coefficients,
@@ -126,6 +130,7 @@ class KernelClassifier(Leaf):
             pool=pool,
             window=window,
             standardize=standardize,
+            scale=scale,
             eps=eps,
             dropout=dropout,
             gamma=gamma,
@@ -142,6 +147,7 @@ class KernelClassifier(Leaf):
         self.pool = pool
         self.window = window
         self.standardize = standardize
+        self.scale = scale
         self.dropout = dropout
         self.gamma = gamma
 
@@ -216,6 +222,8 @@ class KernelClassifier(Leaf):
                     "(a DataLoader's drop_last=True leaves out a last one)"
                 )
             values = self.norm(values.to(self.norm.running_mean.dtype))  # type: ignore[union-attr]
+            if self.scale != 1:
+                values = self.scale * values
             if self.dropout:
                 values = F.dropout(values, self.dropout, self.training)
             logits = F.linear(values.to(self.mixing.dtype), self.mixing, self.bias)
@@ -303,6 +311,8 @@ class KernelClassifier(Leaf):
             parts.append(f"prototypes={self.prototypes}, aggregate={self.aggregate!r}")
         if self.landmarks is not None:
             parts.append(f"landmarks={self.landmarks}" + ("" if self.standardize else ", standardize=False"))
+        if self.scale != 1:
+            parts.append(f"scale={self.scale:g}")
         if self.dropout:
             parts.append(f"dropout={self.dropout:g}")
         if self.pool is not None:
