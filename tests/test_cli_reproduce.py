@@ -22,7 +22,7 @@ COUNTS = {
     "kernels": (18, 30),
     "rectification": (24, 40),
     "activations": (24, 40),
-    "landmarks": (144, 216),
+    "landmarks": (148, 222),
     "saturation": (87, 145),
     "beyond": (100, 140),
     "mixup": (70, 110),

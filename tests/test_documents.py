@@ -56,20 +56,26 @@ def test_the_synthetic_results_are_complete(epochs):
 def test_the_heads_that_were_tried_are_those_of_the_program():
     """The table of docs/beyond.md is of lines of the file, and the program makes heads of as many parameters."""
     make_head = runpy.run_path(str(ROOT / "benchmarks" / "variants.py"))["make_head"]
-    tried, controls, short = (
+    tried, controls, short, scales = (
         list(csv.DictReader((ROOT / "results" / name).read_text().splitlines()))
-        for name in ("variants.csv", "expansions.csv", "warmup.csv")
+        for name in ("variants.csv", "expansions.csv", "warmup.csv", "scales.csv")
     )
     assert len(controls) == 24
     assert [row["accuracy"] for row in short] == ["3.23", "35.47"]  # docs/beyond.md quotes them
-    for row in [*tried, *controls, *short]:
+    for row in [*tried, *controls, *short, *scales]:
         assert count_parameters(make_head(row["head"], 64, 100)) == int(row["head_parameters"])
     lines = {
         f"| {row['network']} | {row['head']} | {row['rate']}, {row['decay']} | {row['accuracy']}"
         f" | {float(row['nll']):.3f} | {row['training_accuracy']} | {int(row['head_parameters']):,} |"
         for row in tried
     }
-    document = (ROOT / "docs" / "beyond.md").read_text().split("## What was tried first", 1)[1]
+    before, document = (ROOT / "docs" / "beyond.md").read_text().split("## What was tried first", 1)
+    assert re.findall(r"^\| ResNet.*$", before.split("## The scale", 1)[1], re.MULTILINE) == [
+        f"| {row['network']} | {row['head']} | {row['rate']}, {row['decay']} | {row['accuracy']}"
+        f" | {float(row['nll']):.3f} | {row['training_accuracy']} |"
+        for row in scales
+        if row["epochs"] == "100"
+    ]
     shown = re.findall(r"^\| ResNet.*$", document, re.MULTILINE)
     assert len(shown) == 44
     assert lines.issuperset(shown)
@@ -106,8 +112,17 @@ def test_the_best_head_is_quoted_as_measured():
         "Best": "On CIFAR-100 it has {}, {} (three seeds) and {} % (one)",
         "SM": "softmax has {}, {} and {}",
         "SOP": "second-order pooling {}, {} and {}",
+        "EXP": "the same head with ReLUs in the place of the kernel {}, {} and {}",
     }.items():
         assert sentence.format(*(means[f"{column} CIFAR-100", f"ResNet-{depth}"] for depth in (8, 20, 56))) in words
+
+
+def test_costs_stand_beside_the_accuracies():
+    benchmark = runpy.run_path(str(ROOT / "benchmarks" / "cost.py"))
+    rows = json.loads((ROOT / "results" / "bench" / "cost.json").read_text())["rows"]
+    told = benchmark["with_accuracies"](rows, ROOT / "results", 200)
+    assert sum("accuracy" in row for row in told.values()) == len(rows) == 15
+    assert benchmark["markdown"](told) in (ROOT / "docs" / "beyond.md").read_text()
 
 
 def test_readme_shows_the_measured_ratios():

@@ -23,7 +23,7 @@ from kernelhead.ops.precision import autocast_enabled, real_dtype
 if TYPE_CHECKING:
     from kernelhead.inspection import Description
 
-BEST: dict[str, Any] = {"landmarks": 2048, "coefficients": "softplus", "pool": "rkhs", "dropout": 0.5}
+BEST: dict[str, Any] = {"landmarks": 2048, "coefficients": "softplus", "pool": "rkhs", "dropout": 0.5, "scale": 0.25}
 FUSED = {"backend": "auto", "mode": "auto", "negligible": 0.0}  # what only a fused loss can be told, and its defaults
 
 
@@ -174,8 +174,8 @@ class KernelClassifier(Leaf):
     def best(cls, in_features: int, num_classes: int, **options: Any) -> Self:
         """The head to begin with where a network has a feature map: `BEST`, which docs/beyond.md gives the reasons for.
 
-        2048 landmarks pooled in the RKHS, with softplus coefficients and dropout. `options` are those of the layer, and
-        come before these.
+        2048 landmarks pooled in the RKHS, with softplus coefficients and dropout, their values times a quarter.
+        `options` are those of the layer, and come before these.
         """
         return cls(in_features, num_classes, **{**BEST, **options})
 

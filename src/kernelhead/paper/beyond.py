@@ -5,6 +5,7 @@
 `mixup` trains all of these by another loss.
 """
 
+import math
 from dataclasses import replace
 
 from kernelhead.heads.kernel import BEST
@@ -14,13 +15,30 @@ from kernelhead.paper.recipe import CIFAR_PROTOCOLS, Cell, Experiment, Recipe
 Head = tuple[str, dict[str, object]]
 
 DATA = "cifar100"
-SOFTPLUS: dict[str, object] = {"landmarks": 512, "coefficients": "softplus"}  # as many as the control has channels
+
+
+def scale(count: int) -> float:
+    """Of so many standardised values, to be as long as 128 of them are: as those of the best head (docs/beyond.md)."""
+    return round(float(BEST["scale"]) * math.sqrt(BEST["landmarks"] / count), 3)
+
+
+def _unscaled(options: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in options.items() if name != "scale"}
+
+
+SCALED: dict[str, object] = {"scale": scale(512)}  # as many landmarks, or channels of the control, unless said
+SOFTPLUS: dict[str, object] = {"landmarks": 512, "coefficients": "softplus", **SCALED}
 OVER_PLACES: dict[str, object] = {**SOFTPLUS, "pool": "rkhs"}
-LIKE_LANDMARKS: dict[str, object] = {"normalized": True, "standardized": True}
+LIKE_LANDMARKS: dict[str, object] = {"normalized": True, "standardized": True, **SCALED}
 NOT_STANDARDISED: dict[str, object] = {"standardize": False}
 WINDOWS: dict[str, object] = {"window": 2}
-# Not standardised: so many channels then train badly, at any of the rates (docs/beyond.md).
-LIKE_BEST: dict[str, object] = {"width": BEST["landmarks"], "dropout": BEST["dropout"], "normalized": True}
+MANY: dict[str, object] = {"landmarks": BEST["landmarks"], "scale": BEST["scale"]}
+LIKE_BEST: dict[str, object] = {
+    **LIKE_LANDMARKS,
+    "width": BEST["landmarks"],
+    "dropout": BEST["dropout"],
+    "scale": BEST["scale"],
+}
 EXACTLY: dict[str, object] = {"eps": 1e-12}
 
 # A fixed kernel's one coefficient is softplus, too: with relu it may die, and the usual eps gives its size a meaning.
@@ -43,26 +61,30 @@ CONTROLS: dict[str, Head] = {
     "the paper's layer, pooled in the RKHS": ("kernel", {"pool": "rkhs"}),
     "expansion": ("expansion", {}),
     "expansion, places normalised": ("expansion", {"normalized": True}),
-    "expansion, standardised": ("expansion", {"standardized": True}),
+    "expansion, standardised": ("expansion", {"standardized": True, **SCALED}),
     "expansion, places normalised, standardised": ("expansion", LIKE_LANDMARKS),
     "expansion, pooled feature": ("expansion", {"places": False}),
     "expansion, pooled feature normalised, standardised": ("expansion", {**LIKE_LANDMARKS, "places": False}),
-    "expansion, places normalised, 2048, dropout": ("expansion", LIKE_BEST),
+    "expansion, places normalised, standardised, 2048, dropout": ("expansion", LIKE_BEST),
     **{row: ("kernel", {**OVER_PLACES, **own}) for row, own in {**FIXED, **LEARNED}.items()},
     "learned kernel, softplus, windows": ("kernel", {**OVER_PLACES, **WINDOWS}),
-    "learned kernel, softplus, 2048": ("kernel", {**OVER_PLACES, "landmarks": BEST["landmarks"]}),
+    "learned kernel, softplus, 2048": ("kernel", {**OVER_PLACES, **MANY}),
     "learned kernel, softplus, 2048, dropout": ("kernel", BEST),
+    "learned kernel, softplus, 2048, dropout, not scaled": ("kernel", _unscaled(BEST)),
     **{
         f"{row}, standardised exactly": ("kernel", {**OVER_PLACES, **own, **EXACTLY})
         for row, own in {**FIXED, **LEARNED}.items()
         if row in ("polynomial kernel of degree 3", "learned kernel, softplus")
     },
     **{
-        f"{row}, not standardised": ("kernel", {**OVER_PLACES, **own, **NOT_STANDARDISED})
+        f"{row}, not standardised": ("kernel", {**_unscaled(OVER_PLACES), **own, **NOT_STANDARDISED})
         for row, own in LEARNED.items()
     },
     **{f"{row}, pooled feature": ("kernel", {**SOFTPLUS, **own}) for row, own in {**FIXED, **LEARNED}.items()},
-    "learned kernel, softplus, pooled feature, not standardised": ("kernel", {**SOFTPLUS, **NOT_STANDARDISED}),
+    "learned kernel, softplus, pooled feature, not standardised": (
+        "kernel",
+        {**_unscaled(SOFTPLUS), **NOT_STANDARDISED},
+    ),
 }
 
 
@@ -97,6 +119,7 @@ LANDMARKS = Experiment(
     notes=(
         "512 landmarks, or channels of the expansion, unless it is 2048; over places unless said otherwise, or over "
         "windows of 2 x 2 places. Dropout: of a half. Standardised exactly: eps of 1e-12 where it is 1e-5 elsewhere. "
+        "What is standardised is multiplied by a half, of 2048 by a quarter, unless it is not scaled. "
         f"Learning rate and weight decay are chosen for each head, with ResNet-{CHOOSING}.",
     ),
 )
@@ -108,9 +131,13 @@ PROTOTYPES = (1, 2, 4, 8)
 def _sizes() -> dict[str, Head]:
     """Heads of growing size by name, the size at its end."""
     heads: dict[str, Head] = {"softmax": ("softmax", {}), "second-order": ("second_order", {})}
-    heads |= {f"landmarks {size}": ("kernel", {**OVER_PLACES, "landmarks": size}) for size in SIZES}
-    heads |= {f"landmarks with dropout {size}": ("kernel", {**BEST, "landmarks": size}) for size in (*SIZES[3:], 4096)}
-    heads |= {f"expansion {size}": ("expansion", {} if size == 512 else {"width": size}) for size in SIZES}
+    for size in SIZES:
+        heads[f"landmarks {size}"] = ("kernel", {**OVER_PLACES, "landmarks": size, "scale": scale(size)})
+    for size in (*SIZES[3:], 4096):
+        heads[f"landmarks with dropout {size}"] = ("kernel", {**BEST, "landmarks": size, "scale": scale(size)})
+    for size in SIZES:
+        width: dict[str, object] = {} if size == 512 else {"width": size}
+        heads[f"expansion {size}"] = ("expansion", {**LIKE_LANDMARKS, **width, "scale": scale(size)})
     for name, own in {
         "sum of prototypes": {"aggregate": "sum"},
         "sum of prototypes over places": {"aggregate": "sum", "pool": "rkhs"},
@@ -130,7 +157,8 @@ SATURATION = Experiment(
     references=_softmax(8),
     notes=(
         "Landmarks, expansions and second-order pooling work over places, prototypes on the pooled feature unless said "
-        "otherwise. Learning rate and weight decay are chosen for each.",
+        "otherwise. Expansions have places of unit length and standardised means. These, and the values of landmarks, "
+        "are as long as 128 standardised numbers. Learning rate and weight decay are chosen for each.",
     ),
 )
 
@@ -146,7 +174,8 @@ PAPERS = {"SM": "SM", "SOP": "SOP", "Kernel": "Ours"}
 DATA_SETS = {"cifar100": "CIFAR-100", "cifar10": "CIFAR-10"}
 WHAT_IS_ADDED = (
     "EXP: expansion, a 1x1 convolution to 2048 channels on places of unit length, BatchNorm, ReLU, mean over places, "
-    "dropout of a half, linear. Best: 2048 landmarks, softplus, pooling in the RKHS, dropout of a half."
+    "standardised, times a quarter, dropout of a half, linear. Best: 2048 landmarks, softplus, pooling in the RKHS, "
+    "times a quarter, dropout of a half."
 )
 WHICH = f"SM: softmax. SOP: second-order pooling. Kernel: the paper's layer. {WHAT_IS_ADDED}"
 
