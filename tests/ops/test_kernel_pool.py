@@ -89,6 +89,15 @@ def test_landmarks_of_a_map_under_autocast(found, layout):
     assert max(head["errors"].values()) < 3e-2, head  # standardising takes out the mean, and leaves more of the errors
 
 
+def test_frozen_heads_go_through_the_same_kernel(found):
+    heads = found["frozen heads"]
+    assert len(heads) == 5
+    for name, head in heads.items():
+        assert head["calls"] == {"autocast": 1, "float32": 0, "features that learn": 0}, name
+        assert head["degree"] == (1 if name == "constant" else 6), name
+        assert head["error"] < 1e-2, (name, head)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 def test_captured_on_two_streams(found):
     assert found["captured"]
@@ -296,6 +305,38 @@ def main():
             "calls": len(calls) - before,
             "layout is kept": maps.grad.stride() == maps.stride(),
             "errors": {name: relative(*pair) for name, pair in pairs.items()},
+        }
+
+    report["frozen heads"] = {}
+    for name, options in {
+        "class weights": {},
+        "prototypes": {"prototypes": 3},
+        "landmarks": {"landmarks": 70, "scale": 0.25},
+        "landmarks as they are": {"landmarks": 70, "standardize": False},
+        "constant": {},
+    }.items():
+        torch.manual_seed(1)
+        head = KernelClassifier(16, 5, pool="rkhs", **options).to(device)
+        with torch.no_grad():
+            head.raw_alpha[-1] = -1.0  # a term less
+            head.raw_alpha[3:] *= name != "constant"
+            head(torch.randn(64, 16, 3, 3, device=device))
+        frozen, maps = head.eval().freeze(), torch.randn(6, 16, 3, 3, device=device)
+
+        def under_autocast(maps, frozen=frozen):
+            with torch.autocast(device, torch.bfloat16):
+                return frozen(maps)
+
+        ways = {
+            "autocast": lambda: under_autocast(maps),  # noqa: B023
+            "float32": lambda: frozen(maps),  # noqa: B023
+            "features that learn": lambda: under_autocast(maps.clone().requires_grad_()),  # noqa: B023
+        }
+        exactly = copy.deepcopy(head).double()(maps.double()).detach()
+        report["frozen heads"][name] = {
+            "calls": {way: count(function) for way, function in ways.items()},
+            "degree": len(calls[-1][2]) - 3,
+            "error": relative(under_autocast(maps).double().cpu().numpy(), exactly.cpu().numpy()),
         }
 
     if device == "cuda":

@@ -13,7 +13,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from kernelhead import kernels
 from kernelhead.heads._leaf import Leaf
 from kernelhead.heads._places import as_points
-from kernelhead.ops.kernel_mean import BLOCK, BLOCK_ELSEWHERE, touches_end_points
+from kernelhead.ops.kernel_mean import BLOCK, BLOCK_ELSEWHERE, is_pooled, touches_end_points
 from kernelhead.ops.modes import transformed
 from kernelhead.ops.precision import (
     autocast_enabled,
@@ -173,6 +173,8 @@ class FrozenKernelClassifier(Leaf):
             t = ((points / norm).to(dtype) @ self.directions.to(dtype).t()).to(real)
             value = _kernel(t, series, ends)
             return value.mean(1) if points.dim() == 3 else value
+        if points.dim() == 3 and is_pooled(points, self.directions, self.alpha, dtype):
+            return self._pooled(points)
 
         norm = raw_unit_norm(points)
         cosines, _ = product_dtypes(dtype, points.device.type)
@@ -194,6 +196,18 @@ class FrozenKernelClassifier(Leaf):
             t = torch.matmul(block, directions).to(real)
             torch.mean(_kernel(t, series, ends, in_place=True), 1, out=out)
         return values
+
+    def _pooled(self, points: Tensor) -> Tensor:
+        """`_values` of places (N, L, D) with products in half precision, in the Triton kernel that training has."""
+        from kernelhead.ops import kernel_pool  # imports triton
+
+        alpha = self.alpha[: kernels.END_POINTS + 1 + max(self.degree, 1)]
+        if self.constant is not None:  # which takes the place of a_0
+            alpha = torch.cat([alpha[: kernels.END_POINTS], alpha.new_zeros(1), alpha[kernels.END_POINTS + 1 :]])
+        with torch.cuda.device_of(points):  # type: ignore[no-untyped-call]  # where triton launches
+            unit, _ = kernel_pool.normalised(points)
+            values, _ = kernel_pool.pool(unit, self.directions.to(torch.float16), alpha, keep=False)
+        return values if self.constant is None else values.add_(self.constant)
 
     def extra_repr(self) -> str:
         parts = [f"in_features={self.in_features}, num_classes={self.num_classes}, degree={self.degree}"]

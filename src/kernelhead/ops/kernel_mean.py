@@ -61,14 +61,14 @@ def _kernel_mean(features: Tensor, weight: Tensor, alpha: Tensor, dtype: torch.d
     if torch.compiler.is_compiling() or torch._C._is_tracing() or transformed():
         return _composed(features, weight, alpha, dtype)
     value: Tensor
-    if _is_pooled(features, weight, alpha, dtype):
+    if is_pooled(features, weight, alpha, dtype):
         value = _KernelPool.apply(features if features.dim() == 3 else features[:, None], weight, alpha, dtype)
     else:
         value = _KernelMean.apply(features, weight, alpha, dtype)
     return value
 
 
-def _is_pooled(features: Tensor, weight: Tensor, alpha: Tensor, dtype: torch.dtype) -> bool:
+def is_pooled(features: Tensor, weight: Tensor, alpha: Tensor, dtype: torch.dtype) -> bool:
     """Whether `kernel_pool` takes these: places, or a few vectors, not too wide, with products in half precision."""
     return (
         (features.dim() == 3 or features.shape[0] * weight.shape[0] <= FEW)
