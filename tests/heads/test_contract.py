@@ -495,7 +495,7 @@ def test_create_head_names_what_it_does_not_know(name, options, message):
         ({"landmarks": 4, "eps": 0.0}, r"eps must be positive and finite, got 0\.0$"),
         ({"dropout": 0.5}, r"dropout is of the kernel values of landmarks, and there are none: it has to be 0$"),
         ({"scale": 0.5}, r"scale is of the standardised kernel values of landmarks, and there are none: it has to be"),
-        ({"landmarks": 4, "standardize": False, "scale": 2}, r"standardised kernel values of landmarks, and there are"),
+        ({"landmarks": 4, "standardize": False, "scale": 2}, r"with standardize=False it has to be 1$"),
         ({"standardize": False}, r"standardize is about the kernel values of landmarks, and there are none$"),
         ({"landmarks": 4, "prototypes": 2}, r"use either landmarks or prototypes, not both$"),
         *(

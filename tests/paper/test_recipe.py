@@ -147,9 +147,9 @@ def test_keys_tell_recipes_apart_and_are_names_of_folders():
     # 2 CIFAR tables, transfer, distillation, 84 subsets and the seed models, what the ablations add with two depths,
     papers = 30 + 30 + 12 + 8 + 86 + 2 * (2 + 2 + 3)
     # what `landmarks` adds but softmax, second-order pooling and the paper's layer, then `saturation` but two of
-    # these, 512 landmarks or channels and 2048 landmarks with and without dropout, `beyond`: two more heads at six
-    # depths of two data sets, four of them above, and `mixup`.
-    assert len(by_key) == papers + 2 * (37 - 3) + (29 - 6) + (2 * 12 - 4) + 30
+    # these, 512 landmarks or channels, 2048 landmarks with and without dropout and 2048 channels with it, `beyond`: two
+    # more heads at six depths of two data sets, four of them above, and `mixup`.
+    assert len(by_key) == papers + 2 * (37 - 3) + (30 - 7) + (2 * 12 - 4) + 30
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_protocols():
         assert paper.weight_decays == (1e-4,)
         assert tuned.weight_decays == (1e-4, 5e-4)
         assert paper.learning_rates == tuned.learning_rates
-        rates = (0.1, 0.3) if name in ("landmarks", "saturation") else (0.05, 0.1, 0.3, 1.0)
+        rates = (0.05, 0.1, 0.3) if name in ("landmarks", "saturation") else (0.05, 0.1, 0.3, 1.0)
         assert (len(paper.candidates()), len(tuned.candidates())) == (len(rates), 2 * len(rates))
         if name != "transfer":
             assert paper.learning_rates == rates

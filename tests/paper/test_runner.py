@@ -32,11 +32,7 @@ from kernelhead.train.loop import predict
 from kernelhead.train.saved import load_classifier
 
 CLASSES = 8  # of the quick data
-RATES = {
-    "transfer": ("0.003", "0.01"),
-    "landmarks": ("0.1", "0.3"),
-    "saturation": ("0.1", "0.3"),
-}  # of quick runs; else
+RATES = {"transfer": ("0.003", "0.01")}  # of quick runs; else
 CIFAR_RATES = ("0.05", "0.1")
 WHOLE = {cell.recipe.key for table in EXPERIMENTS.values() for cell in table.cells if cell.recipe.subset is None}
 TIMES = ("seconds", "at_once")

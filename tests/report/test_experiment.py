@@ -175,14 +175,15 @@ def test_charts_of_a_table(reported, name):
         assert list(ours.y) == pytest.approx(means)
     elif name == "saturation":
         (over_size,) = [chart for chart in lines if "size of the head" in chart.title]
-        kinds = ["softmax", "second-order", "landmarks", "landmarks with dropout", "expansion", "sum of prototypes"]
-        kinds += ["sum of prototypes over places", "logsumexp of prototypes"]
+        kinds = ["softmax", "second-order", "landmarks", "landmarks with dropout", "expansion"]
+        kinds += ["expansion with dropout", "sum of prototypes", "sum of prototypes over places"]
+        kinds += ["logsumexp of prototypes"]
         assert [series.label for series in over_size.series] == kinds
-        assert [len(series.x) for series in over_size.series] == [1, 1, 6, 4, 6, 4, 4, 3]
+        assert [len(series.x) for series in over_size.series] == [1, 1, 6, 4, 6, 1, 4, 4, 3]
         landmarks = [math.log10(1000 * (1 + size)) for size in (64, 128, 256, 512, 1024, 2048)]
         assert list(over_size.series[2].x) == pytest.approx(landmarks)
         prototypes = [math.log10(1000 * (1 + size)) for size in (1, 2, 4, 8)]
-        assert list(over_size.series[5].x) == pytest.approx(prototypes)
+        assert list(over_size.series[6].x) == pytest.approx(prototypes)
     else:
         rows = list(dict.fromkeys(cell.row for cell in experiment.cells))
         assert len(curves) == len(rows)

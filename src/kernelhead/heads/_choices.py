@@ -44,8 +44,10 @@ def check_choices(
         raise ValueError("dropout is of the kernel values of landmarks, and there are none: it has to be 0")
     if landmarks is None and not standardize:
         raise ValueError("standardize is about the kernel values of landmarks, and there are none")
-    if scale != 1 and (landmarks is None or not standardize):
+    if scale != 1 and landmarks is None:
         raise ValueError("scale is of the standardised kernel values of landmarks, and there are none: it has to be 1")
+    if scale != 1 and not standardize:
+        raise ValueError("scale is of standardised kernel values: with standardize=False it has to be 1")
     if landmarks is not None and standardize and temperature is not None:
         raise ValueError("temperature does nothing with landmarks: their kernel values are standardised")
     if landmarks is not None and prototypes != 1:

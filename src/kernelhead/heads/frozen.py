@@ -201,7 +201,7 @@ class FrozenKernelClassifier(Leaf):
         """`_values` of places (N, L, D) with products in half precision, in the Triton kernel that training has."""
         from kernelhead.ops import kernel_pool  # imports triton
 
-        alpha = self.alpha[: kernels.END_POINTS + 1 + max(self.degree, 1)]
+        alpha = self.alpha[: kernels.END_POINTS + 1 + max(self.degree, 1)].float()
         if self.constant is not None:  # which takes the place of a_0
             alpha = torch.cat([alpha[: kernels.END_POINTS], alpha.new_zeros(1), alpha[kernels.END_POINTS + 1 :]])
         with torch.cuda.device_of(points):  # type: ignore[no-untyped-call]  # where triton launches

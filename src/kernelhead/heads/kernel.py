@@ -68,7 +68,7 @@ class KernelClassifier(Leaf):
             a_0 and the temperature and, as far as variances are above `eps`, the common scale of the coefficients.
         standardize: False mixes the landmarks' kernel values as they are.
         scale: what the standardised kernel values are multiplied by. It changes nothing that the head can be, but how
-            it learns: gradient descent takes steps of the logits that are larger by its square.
+            it learns: the steps of the logits that gradient descent on the mixing takes are multiplied by its square.
         dropout: the share of the landmarks that each sample is trained without, drawn anew for every step.
         eps: what standardising adds to the variance. Kernel values vary little: means over places have variances of
             1e-7 to 1e-3, so that the usual 1e-5 leaves the coefficients a say in how large the result is.
@@ -175,7 +175,7 @@ class KernelClassifier(Leaf):
         """The head to begin with where a network has a feature map: `BEST`, which docs/beyond.md gives the reasons for.
 
         2048 landmarks pooled in the RKHS, with softplus coefficients and dropout, their values times a quarter.
-        `options` are those of the layer, and come before these.
+        `options` are those of the layer, and come before these: with fewer landmarks a larger `scale`, too.
         """
         return cls(in_features, num_classes, **{**BEST, **options})
 
