@@ -409,6 +409,7 @@ def test_the_best_head_and_options_over_it():
     for head in (KernelClassifier.best(D, C), create_head("best", D, C)):
         assert type(head) is KernelClassifier
         assert (head.landmarks, head.coefficients, head.pool, head.dropout) == (2048, "softplus", "rkhs", 0.5)
+        assert head.scale == 0.25
         assert head(torch.randn(4, D, 2, 2)).shape == (4, C)
     for head in (
         KernelClassifier.best(D, C, landmarks=7, pool=None),

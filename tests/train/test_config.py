@@ -266,7 +266,7 @@ def test_paths_become_absolute(tmp_path, monkeypatch):
 
 
 def test_a_preset_becomes_what_it_stands_for():
-    options = {"landmarks": 64, "coefficients": "softplus", "pool": "rkhs", "dropout": 0.5}
+    options = {"landmarks": 64, "coefficients": "softplus", "pool": "rkhs", "dropout": 0.5, "scale": 0.25}
     asked = config(data="cifar10", head="best", head_options={"landmarks": 64})
     assert (asked.head, asked.head_options) == ("kernel", options)
     assert asked == config(data="cifar10", head="kernel", head_options=options)
