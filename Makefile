@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 help:  ## What there is.
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-demo: $(VENV)/.plot  ## The paper's synthetic experiment: a table, a picture and a page. About 2 minutes.
+demo: $(VENV)/.plot  ## The paper's synthetic experiment: a table, a picture and a page. About 4 minutes on two cores.
 	$(BIN)/kernelhead reproduce synthetic --runs $(RUNS)
 
 test: lint types unit  ## Lint, types and tests.

@@ -39,7 +39,6 @@ TIMES = {"train_us": ".0f", "inference_us": ".2f"}
 HEADS: dict[str, tuple[str, dict[str, Any]]] = {
     **SIZED,
     "the paper's layer": beyond.HEADS["Kernel"],
-    "the best head's control": beyond.HEADS["EXP"],
 }
 
 

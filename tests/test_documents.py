@@ -64,17 +64,15 @@ def test_the_heads_that_were_tried_are_those_of_the_program():
     assert [row["accuracy"] for row in short] == ["3.23", "35.47"]  # docs/beyond.md quotes them
     for row in [*tried, *controls, *short, *scales]:
         assert count_parameters(make_head(row["head"], 64, 100)) == int(row["head_parameters"])
-    lines = {
-        f"| {row['network']} | {row['head']} | {row['rate']}, {row['decay']} | {row['accuracy']}"
-        f" | {float(row['nll']):.3f} | {row['training_accuracy']} | {int(row['head_parameters']):,} |"
-        for row in tried
-    }
+
+    def line(row):
+        figures = f"{row['accuracy']} | {float(row['nll']):.3f} | {row['training_accuracy']}"
+        return f"| {row['network']} | {row['head']} | {row['rate']}, {row['decay']} | {figures} |"
+
+    lines = {f"{line(row)} {int(row['head_parameters']):,} |" for row in tried}
     before, document = (ROOT / "docs" / "beyond.md").read_text().split("## What was tried first", 1)
     assert re.findall(r"^\| ResNet.*$", before.split("## The scale", 1)[1], re.MULTILINE) == [
-        f"| {row['network']} | {row['head']} | {row['rate']}, {row['decay']} | {row['accuracy']}"
-        f" | {float(row['nll']):.3f} | {row['training_accuracy']} |"
-        for row in scales
-        if row["epochs"] == "100"
+        line(row) for row in scales if row["epochs"] == "100"
     ]
     shown = re.findall(r"^\| ResNet.*$", document, re.MULTILINE)
     assert len(shown) == 44

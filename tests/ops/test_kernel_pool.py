@@ -5,6 +5,7 @@ interpreted: as in `test_cross_entropy`, this file runs itself as a program, whi
 import copy
 import itertools
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -322,21 +323,16 @@ def main():
             head.raw_alpha[3:] *= name != "constant"
             head(torch.randn(64, 16, 3, 3, device=device))
         frozen, maps = head.eval().freeze(), torch.randn(6, 16, 3, 3, device=device)
-
-        def under_autocast(maps, frozen=frozen):
-            with torch.autocast(device, torch.bfloat16):
-                return frozen(maps)
-
-        ways = {
-            "autocast": lambda: under_autocast(maps),  # noqa: B023
-            "float32": lambda: frozen(maps),  # noqa: B023
-            "features that learn": lambda: under_autocast(maps.clone().requires_grad_()),  # noqa: B023
-        }
         exactly = copy.deepcopy(head).double()(maps.double()).detach()
+        called = {"float32": count(partial(frozen, maps))}
+        with torch.autocast(device, torch.bfloat16):
+            called["features that learn"] = count(partial(frozen, maps.clone().requires_grad_()))
+            called["autocast"] = count(partial(frozen, maps))
+            logits = frozen(maps)
         report["frozen heads"][name] = {
-            "calls": {way: count(function) for way, function in ways.items()},
+            "calls": called,
             "degree": len(calls[-1][2]) - 3,
-            "error": relative(under_autocast(maps).double().cpu().numpy(), exactly.cpu().numpy()),
+            "error": relative(logits.double().cpu().numpy(), exactly.cpu().numpy()),
         }
 
     if device == "cuda":

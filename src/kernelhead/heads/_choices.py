@@ -58,10 +58,7 @@ def check_choices(
 
 def check_scale(scale: float) -> float:
     """The scale as a number, positive and finite."""
-    try:
-        number = float(scale)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"scale must be a number, got {scale!r}") from error
+    number = _number("scale", scale)
     if not (number > 0 and math.isfinite(number)):
         raise ValueError(f"scale must be positive and finite, got {scale}")
     return number
@@ -69,10 +66,14 @@ def check_scale(scale: float) -> float:
 
 def check_dropout(dropout: float) -> float:
     """The share as a number; one that would leave nothing is refused."""
-    try:
-        share = float(dropout)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"dropout must be a number, got {dropout!r}") from error
+    share = _number("dropout", dropout)
     if not 0 <= share < 1:
         raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
     return share
+
+
+def _number(name: str, value: float) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be a number, got {value!r}") from error

@@ -22,8 +22,8 @@ def scale(count: int) -> float:
     return round(float(BEST["scale"]) * math.sqrt(BEST["landmarks"] / count), 3)
 
 
-def _unscaled(options: dict[str, object]) -> dict[str, object]:
-    return {name: value for name, value in options.items() if name != "scale"}
+def _without(option: str, options: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in options.items() if name != option}
 
 
 SCALED: dict[str, object] = {"scale": scale(512)}  # as many landmarks, or channels of the control, unless said
@@ -32,7 +32,6 @@ OVER_PLACES: dict[str, object] = {**SOFTPLUS, "pool": "rkhs"}
 LIKE_LANDMARKS: dict[str, object] = {"normalized": True, "standardized": True, **SCALED}
 NOT_STANDARDISED: dict[str, object] = {"standardize": False}
 WINDOWS: dict[str, object] = {"window": 2}
-MANY: dict[str, object] = {"landmarks": BEST["landmarks"], "scale": BEST["scale"]}
 LIKE_BEST: dict[str, object] = {
     **LIKE_LANDMARKS,
     "width": BEST["landmarks"],
@@ -68,22 +67,22 @@ CONTROLS: dict[str, Head] = {
     "expansion, places normalised, standardised, 2048, dropout": ("expansion", LIKE_BEST),
     **{row: ("kernel", {**OVER_PLACES, **own}) for row, own in {**FIXED, **LEARNED}.items()},
     "learned kernel, softplus, windows": ("kernel", {**OVER_PLACES, **WINDOWS}),
-    "learned kernel, softplus, 2048": ("kernel", {**OVER_PLACES, **MANY}),
+    "learned kernel, softplus, 2048": ("kernel", _without("dropout", BEST)),
     "learned kernel, softplus, 2048, dropout": ("kernel", BEST),
-    "learned kernel, softplus, 2048, dropout, not scaled": ("kernel", _unscaled(BEST)),
+    "learned kernel, softplus, 2048, dropout, not scaled": ("kernel", _without("scale", BEST)),
     **{
         f"{row}, standardised exactly": ("kernel", {**OVER_PLACES, **own, **EXACTLY})
         for row, own in {**FIXED, **LEARNED}.items()
         if row in ("polynomial kernel of degree 3", "learned kernel, softplus")
     },
     **{
-        f"{row}, not standardised": ("kernel", {**_unscaled(OVER_PLACES), **own, **NOT_STANDARDISED})
+        f"{row}, not standardised": ("kernel", {**_without("scale", OVER_PLACES), **own, **NOT_STANDARDISED})
         for row, own in LEARNED.items()
     },
     **{f"{row}, pooled feature": ("kernel", {**SOFTPLUS, **own}) for row, own in {**FIXED, **LEARNED}.items()},
     "learned kernel, softplus, pooled feature, not standardised": (
         "kernel",
-        {**_unscaled(SOFTPLUS), **NOT_STANDARDISED},
+        {**_without("scale", SOFTPLUS), **NOT_STANDARDISED},
     ),
 }
 
