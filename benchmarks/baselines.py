@@ -1,14 +1,16 @@
-"""Two baselines of the paper on CUDA, kervolution and second-order pooling: what their kernels save in training.
+"""Baselines on CUDA, kervolution, second-order pooling and the expansion: what their kernels save in training.
 
-    python benchmarks/baselines.py [--json results/bench/baselines.json] [--network 20]
-    python benchmarks/baselines.py --tiles                                  tiles, warps and programs of the kernels
+    python benchmarks/baselines.py [--json results/bench/baselines.json] [--network 20] [--only expansion]
+    python benchmarks/baselines.py --tiles [--only expansion]               tiles, warps and programs of the kernels
 
 Microseconds of forward and backward at batch 128 under autocast to bfloat16, within a CUDA graph: alone, and as one of
 8 parallel branches, each with a module of its own; plain, and under torch.compile. Modules:
 - kervolution: 16 filters of 3x3 on images (128, 3, 32, 32), float32 and channels last, which need no gradient;
 - stem: the same with BatchNorm and ReLU; its peer is a convolution;
 - second_order: the head on maps (128, 64, 8, 8), bfloat16 and channels last; its peer is softmax on their mean;
-- with --network, whole ResNets of that depth, compiled, with the one and the other.
+- expansion: the head of so many channels on such maps, whose kernels are for a head that is not compiled;
+- with --network, whole ResNets of that depth, compiled, with the first and the second.
+--only takes those whose name begins so.
 Ways: the kernels of `kernelhead.ops`; torch's operations instead; and these with a float32 result of the kervolution,
 which all that follows then is.
 
@@ -36,6 +38,7 @@ from kernelhead.backbones.conv3x3 import Conv3x3, conv_norm
 from kernelhead.backbones.kervolution import GaussianKervolution2d
 from kernelhead.heads import second_order
 from kernelhead.ops import kervolution as kervolution_ops
+from kernelhead.ops import norm_relu_mean, norm_relu_mean_kernels
 from kernelhead.ops import second_order as second_order_ops
 from kernelhead.results import environment
 
@@ -88,6 +91,8 @@ SUBJECTS: dict[str, Subject] = {
     "stem": (lambda: Stem(kervolutional()), random_images, (KERNELS, TORCH, WIDE)),
     "stem, convolution": (lambda: Stem(Conv3x3(3, 16, 3, padding=1, bias=False)), random_images, (KERNELS,)),
     "second_order": (lambda: create_head("second_order", 64, CLASSES), random_maps, (KERNELS, TORCH)),
+    "expansion 512": (lambda: create_head("expansion", 64, CLASSES), random_maps, (KERNELS, TORCH)),
+    "expansion 2048": (lambda: create_head("expansion", 64, CLASSES, width=2048), random_maps, (KERNELS, TORCH)),
     "softmax": (Softmax, random_maps, (TORCH,)),
 }
 
@@ -110,15 +115,19 @@ def networks(depth: int) -> dict[str, Subject]:
 @contextmanager
 def choose(way: str) -> Iterator[None]:
     """The kernels of these baselines, or torch's operations. What is compiled is to be called first in here."""
-    kept = kervolution.runs_kernels, second_order.runs_kernels, GaussianKervolution2d._dtype
+    modules = kervolution, second_order, norm_relu_mean
+    kept = [module.runs_kernels for module in modules], GaussianKervolution2d._dtype
     if way != KERNELS:
-        kervolution.runs_kernels = second_order.runs_kernels = lambda _: False
+        for module in modules:
+            module.runs_kernels = lambda _: False
     if way == WIDE:
         GaussianKervolution2d._dtype = lambda self, images: self.weight.dtype
     try:
         yield
     finally:
-        kervolution.runs_kernels, second_order.runs_kernels, GaussianKervolution2d._dtype = kept
+        for module, runs_kernels in zip(modules, kept[0], strict=True):
+            module.runs_kernels = runs_kernels
+        GaussianKervolution2d._dtype = kept[1]
 
 
 class Step:
@@ -237,7 +246,36 @@ def launches() -> dict[str, tuple[object, str, list[object], Callable[[int], obj
         if 1 <= pixels // (2 * warps) <= 4  # so many values a thread
     ]
     warps: list[object] = [{128: (count, count)} for count in (2, 4, 8, 16)]
+    expansion = norm_relu_mean_kernels
+    rectangles: list[object] = [
+        expansion.Tiles(rows, channels, count)
+        for rows, channels, count in itertools.product((16, 32, 64, 128), (32, 64, 128, 256), (2, 4, 8))
+        if 8 <= rows * channels // (32 * count) <= 64  # so many values a thread
+    ]
+    narrow: list[object] = [
+        expansion.Tiles(rows, channels, count)
+        for rows, channels, count in itertools.product((32, 64, 128), (8, 16, 32), (2, 4, 8))
+    ]
+    norm = nn.BatchNorm2d(2048).to(DEVICE)
+    parameters = norm.weight.detach(), norm.bias.detach()
+    state = norm.running_mean, norm.running_var, norm.num_batches_tracked
+    ys = [torch.randn(BATCH, 64, 2048, device=DEVICE, dtype=torch.bfloat16) for _ in range(CALLS)]
+    statistics = [expansion.batch_statistics(y, *state, 0.1, 1e-5) for y in ys]
+    passed = [expansion.pool(*pair, *parameters, keep=True)[1] for pair in zip(ys, statistics, strict=True)]
+    g = torch.randn(BATCH, 2048, device=DEVICE)
+    sums = expansion.parameter_gradients(g, passed[0])
     return {
+        "expansion statistics": (
+            expansion, "STATISTICS", rectangles, lambda i: expansion.batch_statistics(ys[i], *state, 0.1, 1e-5)
+        ),
+        "expansion pool": (
+            expansion, "POOL", rectangles, lambda i: expansion.pool(ys[i], statistics[i], *parameters, keep=True)
+        ),
+        "expansion sums": (expansion, "SUMS", narrow, lambda i: expansion.parameter_gradients(g, passed[i])),
+        "expansion gradient": (
+            expansion, "GRADIENT", rectangles,
+            lambda i: expansion.input_gradient(g, ys[i], statistics[i], *parameters, sums),
+        ),
         "kervolution forward": (
             kervolution_ops, "FORWARD", tiles,
             lambda i: kervolution_ops._forward(step.inputs[i], *shared, torch.bfloat16),
@@ -247,18 +285,22 @@ def launches() -> dict[str, tuple[object, str, list[object], Callable[[int], obj
             lambda i: kervolution_ops._gradients(step.gradient, step.inputs[i], *shared),
         ),
         "second_order forward": (
-            second_order_ops, "WARPS", warps, lambda i: second_order_ops._forward(places[i], torch.bfloat16)
+            second_order_ops, "WARPS", warps,
+            lambda i: second_order_ops._forward(places[i], torch.bfloat16, second_order.EPS),
         ),
         "second_order backward": (
-            second_order_ops, "WARPS", warps, lambda i: second_order_ops._gradient(embedding, places[i])
+            second_order_ops, "WARPS", warps,
+            lambda i: second_order_ops._gradient(embedding, places[i], second_order.EPS),
         ),
     }  # fmt: skip
 
 
-def search() -> list[dict[str, object]]:
-    """Microseconds of each kernel, the fastest first."""
+def search(only: str) -> list[dict[str, object]]:
+    """Microseconds of each kernel whose name begins so, the fastest first."""
     rows: list[dict[str, object]] = []
     for name, (module, table, candidates, call) in launches().items():
+        if not name.startswith(only):
+            continue
         kept, found = getattr(module, table), []
         for how in [kept, *candidates]:
             setattr(module, table, how)
@@ -277,15 +319,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiles", action="store_true")
     parser.add_argument("--network", type=int, metavar="DEPTH")
+    parser.add_argument("--only", default="", metavar="NAME")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.backends.cudnn.benchmark = True
     rows: list[dict[str, object]] = []
     if options.tiles:
-        rows = search()
+        rows = search(options.only)
     else:
         for name, subject in SUBJECTS.items():
-            rows += compare(name, subject, plain=True)
+            if name.startswith(options.only):
+                rows += compare(name, subject, plain=True)
         if options.network:
             for name, subject in networks(options.network).items():
                 rows += compare(name, subject, plain=False)

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from kernelhead.heads._choices import check_dropout, check_scale
 from kernelhead.heads._leaf import Leaf
 from kernelhead.heads._places import as_places, as_vectors, check_sizes
+from kernelhead.ops.norm_relu_mean import norm_relu_mean, supported
 from kernelhead.ops.precision import unit_norm
 
 
@@ -20,7 +21,8 @@ class ExpansionHead(Leaf):
     sample is trained without, as a kernel head has it of its landmarks. Without `places` it is a hidden layer on
     feature vectors.
 
-    Map (N, D, H, W) or tokens (N, L, D), or without `places` (N, D) -> logits (N, C).
+    Map (N, D, H, W) or tokens (N, L, D), or without `places` (N, D) -> logits (N, C). In training under autocast on
+    CUDA what follows the convolution goes through `kernelhead.ops.norm_relu_mean`.
     """
 
     pools = True
@@ -75,7 +77,11 @@ class ExpansionHead(Leaf):
         if self.normalized:
             vectors = maps.movedim(1, -1)
             maps = (vectors / unit_norm(vectors)).movedim(-1, 1).to(features.dtype)
-        pooled = torch.relu(self.norm(self.expand(maps))).mean((2, 3))
+        if supported(self.expand, self.norm, maps):
+            expanded = F.linear(maps.flatten(2).mT, self.expand.weight.flatten(1))  # channels last, as the kernels read
+            pooled = norm_relu_mean(expanded, self.norm)
+        else:
+            pooled = torch.relu(self.norm(self.expand(maps))).mean((2, 3))
         pooled = self.standard(pooled)
         if self.scale != 1:
             pooled = self.scale * pooled
