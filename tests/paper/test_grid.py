@@ -2,12 +2,13 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kernelhead.paper import EXPERIMENTS
-from kernelhead.paper.grid import accuracies, choices, details, overview, started, table
+from kernelhead.paper.grid import accuracies, choices, details, files_of, is_part, overview, table
 from kernelhead.paper.recipe import Protocol
 from kernelhead.paper.store import Store
 
@@ -50,7 +51,7 @@ def by_hand(ours, theirs):
 
 def test_nothing_was_run(store):
     for name, experiment in EXPERIMENTS.items():
-        assert not started(experiment, store, list(experiment.protocols.values()))
+        assert not files_of(experiment, store, list(experiment.protocols.values()))
         made = table(experiment, store, [experiment.protocols["paper"]])
         assert (made.name, made.title) == (name, experiment.title)
         assert len(made.rows) == len(experiment.cells)
@@ -115,8 +116,8 @@ def test_protocols_side_by_side(store, write):
     assert made.columns == ["", "", "paper", "over SM", "paper's protocol", "over SM", "tuned", "over SM"]
     assert row_of(made, "ResNet-8", "SM")[2:] == ["80.00", "", "90.00", ""]
     assert row_of(made, "ResNet-8", "Ours")[2:] == ["not run", "", "92.50", "+2.50"]
-    assert started(EXPERIMENTS["cifar10"], store, [TUNED])
-    assert not started(EXPERIMENTS["cifar100"], store, [PAPER, TUNED])
+    assert files_of(EXPERIMENTS["cifar10"], store, [TUNED])
+    assert not files_of(EXPERIMENTS["cifar100"], store, [PAPER, TUNED])
     notes = "\n".join(made.notes)
     assert "paper: learning rate from 0.05, 0.1, 0.3, 1, weight decay from 0.0001, chosen" in notes
     assert "tuned: learning rate from 0.05, 0.1, 0.3, 1, weight decay from 0.0001, 0.0005, chosen" in notes
@@ -169,10 +170,16 @@ def test_a_damaged_file_is_left_out_and_named(store, write):
     assert "lr0.05-wd0.0001-seed1.json" in sentence
 
 
+def test_a_table_is_part_of_another():
+    one, two, three = (Path(name) for name in "abc")
+    files = {"first": {one, two}, "same": {one, two}, "fewer": {two}, "other": {two, three}, "none": set()}
+    assert [name for name in files if is_part(name, files)] == ["same", "fewer", "none"]
+
+
 def test_other_epochs_are_another_table(store, write, tmp_path):
     write(store, cell_of("cifar10", "ResNet-8", "SM"), PAPER, {0: 80.0})
     other = Store(tmp_path, 450)
-    assert not started(EXPERIMENTS["cifar10"], other, [PAPER, Protocol("x", (0.1,), (0.1,), 1)])
+    assert not files_of(EXPERIMENTS["cifar10"], other, [PAPER, Protocol("x", (0.1,), (0.1,), 1)])
 
 
 def test_the_papers_arrangement(store, write):

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kernelhead.cli import app
+from kernelhead.cli.report import write_report
 from kernelhead.paper import EXPERIMENTS
 from kernelhead.paper.beyond import HEADS
 from kernelhead.paper.store import Store
@@ -137,6 +138,26 @@ def test_every_table_is_written_with_the_same_cells(reported):
     assert len(page.ids) == len(set(page.ids))
 
 
+def test_a_table_that_has_the_runs_of_another_alone_is_left_out_unless_asked_for(tmp_path, write):
+    softmax, ours, kernel = (
+        next(cell.recipe for cell in EXPERIMENTS[name].cells if [cell.row, cell.column] == place)
+        for name, *place in (
+            ("cifar100", "ResNet-56", "SM"),
+            ("cifar100", "ResNet-56", "Ours"),
+            ("kernels", "Gaussian RBF kernel", "ResNet-56"),
+        )
+    )
+    store, tuned = Store(tmp_path, EPOCHS), EXPERIMENTS["cifar100"].protocols["tuned"]
+    write(store, ours, tuned, 0, 70.0)
+    assert {name.split("-")[0] for name in write_report(tmp_path, tmp_path / "report")} == {"cifar100"}
+    asked = write_report(tmp_path, tmp_path / "report", "kernels")
+    assert {name.split("-")[0] for name in asked} == {"cifar100", "kernels"}
+    write(store, kernel, tuned, 0, 71.0)
+    assert {name.split("-")[0] for name in write_report(tmp_path, tmp_path / "report")} == {"kernels"}
+    write(store, softmax, tuned, 0, 65.0)
+    assert {name.split("-")[0] for name in write_report(tmp_path, tmp_path / "report")} == {"cifar100", "kernels"}
+
+
 def test_a_report_can_be_made_again_and_elsewhere(reported, tmp_path):
     runs, done = reported
     again = report(runs, "--out", str(tmp_path / "elsewhere"))
@@ -260,12 +281,12 @@ def test_charts_of_a_part_look_like_those_of_the_whole(tmp_path, write):
 def test_other_epochs_are_other_tables(tmp_path, write):
     experiment = EXPERIMENTS["kernels"]
     for epochs, accuracy in ((9, 70.0), (30, 71.0)):
-        write(Store(tmp_path, epochs), experiment.cells[2].recipe, experiment.protocols["paper"], 0, accuracy, epochs)
+        write(Store(tmp_path, epochs), experiment.cells[1].recipe, experiment.protocols["paper"], 0, accuracy, epochs)
     report(tmp_path)
     page = Page((tmp_path / "report" / "report.html").read_text())
     assert len(page.ids) == len(set(page.ids))
     for epochs, accuracy in ((9, "70.00"), (30, "71.00")):
-        assert read_csv(tmp_path / "report" / f"kernels-{epochs}-epochs.csv")[3][4] == accuracy
+        assert read_csv(tmp_path / "report" / f"kernels-{epochs}-epochs.csv")[2][4] == accuracy
         assert f"last epoch of {epochs};" in "".join(page.text)
         assert page.text.count(f"{experiment.title}, {epochs} epochs") == 2  # in the list, and above the table
 

@@ -11,6 +11,8 @@ from rich.markup import escape
 from kernelhead.cli._console import app, check_folder, console, messages, print_plain, say
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none of it
+    from kernelhead.paper.recipe import Experiment, Protocol
+    from kernelhead.paper.store import Store
     from kernelhead.paper.table import Table
     from kernelhead.report.page import Section
 
@@ -49,8 +51,9 @@ def report(
 
 
 def write_report(runs: Path, out: Path, shown: str | None = None) -> dict[str, "Table"]:
-    """Write everything; print all tables, or the one called `shown`. Runs that tables share show up in each.
+    """Write everything; print all tables, or the one called `shown`.
 
+    Runs that tables share show up in each, but a table without a run that another has not is made only if `shown`.
     Returns the tables by the names of their files.
     """
     tables: dict[str, Table] = {}
@@ -87,9 +90,7 @@ def _image_sections(
     runs: Path, out: Path, shown: str | None, tables: dict[str, "Table"]
 ) -> Iterator[tuple[str, "Section"]]:
     """The table of every experiment that has runs, for each number of epochs, which comes with it."""
-    from kernelhead.paper import EXPERIMENTS
-    from kernelhead.paper.grid import choices, details, overview, started
-    from kernelhead.paper.recipe import adapted
+    from kernelhead.paper.grid import choices, details, overview
     from kernelhead.paper.store import Store
     from kernelhead.report.experiment import section
     from kernelhead.report.page import Section
@@ -99,11 +100,7 @@ def _image_sections(
     lengths = {int(path.name.split("-")[0]) for path in runs.glob("*/*-epochs") if path.name.split("-")[0].isdigit()}
     for epochs in sorted(lengths):
         store = Store(runs, epochs)
-        for experiment in EXPERIMENTS.values():
-            protocols = [adapted(protocol, quick) for protocol in experiment.protocols.values()]
-            protocols = [protocol for protocol in protocols if started(experiment, store, [protocol])]
-            if not protocols:
-                continue
+        for experiment, protocols in _with_runs(store, shown, quick=quick):
             made = section(experiment, store, protocols)
             name = f"{experiment.name}-{epochs}-epochs"
             more = {f"{name}-{make.__name__}": make(experiment, store, protocols) for make in (details, choices)}
@@ -122,6 +119,23 @@ def _image_sections(
                 yield length, Section(mine[name])
         for sentence in store.broken:
             say(f"left out: {sentence}")
+
+
+def _with_runs(store: "Store", shown: str | None, *, quick: bool) -> Iterator[tuple["Experiment", list["Protocol"]]]:
+    """Experiments and their protocols that have runs; no experiment that is a part of another, unless it is `shown`."""
+    from kernelhead.paper import EXPERIMENTS
+    from kernelhead.paper.grid import files_of, is_part
+    from kernelhead.paper.recipe import adapted
+
+    found: dict[str, list[Protocol]] = {}
+    files: dict[str, set[Path | None]] = {}
+    for name, experiment in EXPERIMENTS.items():
+        protocols = [adapted(protocol, quick) for protocol in experiment.protocols.values()]
+        found[name] = [protocol for protocol in protocols if files_of(experiment, store, [protocol])]
+        files[name] = files_of(experiment, store, protocols)
+    for name, protocols in found.items():
+        if protocols and (name == shown or not is_part(name, files)):
+            yield EXPERIMENTS[name], protocols
 
 
 def _synthetic_sections(

@@ -175,9 +175,21 @@ def _dead(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) -
     return notes
 
 
-def started(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) -> bool:
-    """Whether any cell has a run."""
-    return any(store.results(cell.recipe, protocol) for cell in experiment.cells for protocol in protocols)
+def files_of(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) -> set[Path | None]:
+    """The files of the finished runs of a table."""
+    return {
+        store.result_path(cell.recipe, protocol, seed)
+        for cell in experiment.cells
+        for protocol in protocols
+        for seed in store.results(cell.recipe, protocol)
+    }
+
+
+def is_part(name: str, files: dict[str, set[Path | None]]) -> bool:
+    """Whether all runs of a table are in another one that has more of them, or has the same and comes before it."""
+    tables = list(files)
+    before = tables[: tables.index(name)]
+    return any(files[name] < files[table] or (files[name] == files[table] and table in before) for table in tables)
 
 
 def accuracies(cell: Cell, store: Store, protocol: Protocol) -> dict[int, float]:
