@@ -22,8 +22,8 @@ COUNTS = {
     "kernels": (18, 30),
     "rectification": (24, 40),
     "activations": (24, 40),
-    "landmarks": (185, 296),
-    "saturation": (120, 210),
+    "landmarks": (190, 304),
+    "saturation": (128, 224),
     "beyond": (100, 140),
     "mixup": (70, 110),
 }

@@ -147,9 +147,9 @@ def test_keys_tell_recipes_apart_and_are_names_of_folders():
     # 2 CIFAR tables, transfer, distillation, 84 subsets and the seed models, what the ablations add with two depths,
     papers = 30 + 30 + 12 + 8 + 86 + 2 * (2 + 2 + 3)
     # what `landmarks` adds but softmax, second-order pooling and the paper's layer, then `saturation` but two of
-    # these, 512 landmarks or channels, 2048 landmarks with and without dropout and 2048 channels with it, `beyond`: two
-    # more heads at six depths of two data sets, four of them above, and `mixup`.
-    assert len(by_key) == papers + 2 * (37 - 3) + (30 - 7) + (2 * 12 - 4) + 30
+    # these, 512 landmarks or channels and 2048 of either with and without dropout, `beyond`: two more
+    # heads at six depths of two data sets, four of them above, and `mixup`.
+    assert len(by_key) == papers + 2 * (38 - 3) + (32 - 8) + (2 * 12 - 4) + 30
 
 
 @pytest.mark.parametrize(

@@ -200,8 +200,8 @@ def test_charts_of_a_table(reported, name):
         kinds += ["expansion with dropout", "sum of prototypes", "sum of prototypes over places"]
         kinds += ["logsumexp of prototypes"]
         assert [series.label for series in over_size.series] == kinds
-        assert [len(series.x) for series in over_size.series] == [1, 1, 6, 4, 6, 1, 4, 4, 3]
-        landmarks = [math.log10(1000 * (1 + size)) for size in (64, 128, 256, 512, 1024, 2048)]
+        assert [len(series.x) for series in over_size.series] == [1, 1, 7, 4, 7, 1, 4, 4, 3]
+        landmarks = [math.log10(1000 * (1 + size)) for size in (64, 128, 256, 512, 1024, 2048, 4096)]
         assert list(over_size.series[2].x) == pytest.approx(landmarks)
         prototypes = [math.log10(1000 * (1 + size)) for size in (1, 2, 4, 8)]
         assert list(over_size.series[6].x) == pytest.approx(prototypes)
