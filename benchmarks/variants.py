@@ -48,9 +48,26 @@ HELD_OUT = 0.2
 EARLIER = 32, 512  # features of the second stage, and landmarks there
 PLACES = {"half of the places": 0.5, "quarter of the places": 0.25}
 PLAIN = {"own coefficients": "own", "times lengths": "lengths", "and maxima": "maxima", "and variances": "variances"}
-NUMBERS = ["dropout", "windows", "eps", "degree", "polynomial of degree", "times"]
-WORDS = ["label smoothing", "mixup", "normalised", "places normalised", "standardised", "centred"]
-WORDS += ["two depths", "beside second-order", "two layers", *PLACES, *PLAIN]
+CHANNELS = {"dropout", "windows", "times", "normalised", "places normalised", "standardised", "mixup"}
+LANDMARKS = {
+    "dropout",
+    "windows",
+    "times",
+    "eps",
+    "degree",
+    "polynomial of degree",
+    "mixup",
+    "label smoothing",
+    "centred",
+}
+LANDMARKS |= {"two depths", "beside second-order", "two layers", *PLACES}
+WORDS = {
+    "softmax": {"mixup"},
+    "second-order": {"mixup", "dropout"},
+    "channels": CHANNELS,
+    "landmarks": LANDMARKS,
+    "landmarks as written": {"mixup", "dropout", *PLAIN},
+}
 COLUMNS = ["network", "epochs", "head", "rate", "decay", "accuracy", "nll", "training_accuracy", "head_parameters"]
 
 
@@ -149,9 +166,11 @@ def make_head(name: str, features: int, classes: int) -> nn.Module:
     """The head that the words say."""
     kind, *words = name.split(", ")
     said = {word.rsplit(" ", 1)[0]: word.rsplit(" ", 1)[1] for word in words if word[-1].isdigit()}
-    unknown = [word for word in words if word not in WORDS and word.rsplit(" ", 1)[0] not in NUMBERS]
+    special = {PLAIN[word]: True for word in words if word in PLAIN}
+    known = WORDS[kind.split()[-1] + (" as written" if special else "")]
+    unknown = [word for word in words if word not in known and word.rsplit(" ", 1)[0] not in known]
     if unknown:
-        raise ValueError(f"{name!r}: unknown word {unknown[0]!r}")
+        raise ValueError(f"{name!r}: {unknown[0]!r} is not known, or not with the others")
     options: dict[str, Any] = {"dropout": float(said.get("dropout", 0))}
     if kind == "softmax":
         return create_head("softmax", features, classes)
@@ -165,7 +184,6 @@ def make_head(name: str, features: int, classes: int) -> nn.Module:
         options |= {"normalized": both or "places normalised" in words, "standardized": both or "standardised" in words}
         return ExpansionHead(features, classes, width=count, scale=float(said.get("times", 1)), **options)
     options["landmarks"] = count
-    special = {PLAIN[word]: True for word in words if word in PLAIN}
     if special:
         return Plain(features, classes, **options, **special)
     options |= {key: number(said[key]) for key, number in (("eps", float), ("degree", int)) if key in said}
