@@ -49,18 +49,8 @@ EARLIER = 32, 512  # features of the second stage, and landmarks there
 PLACES = {"half of the places": 0.5, "quarter of the places": 0.25}
 PLAIN = {"own coefficients": "own", "times lengths": "lengths", "and maxima": "maxima", "and variances": "variances"}
 CHANNELS = {"dropout", "windows", "times", "normalised", "places normalised", "standardised", "mixup"}
-LANDMARKS = {
-    "dropout",
-    "windows",
-    "times",
-    "eps",
-    "degree",
-    "polynomial of degree",
-    "mixup",
-    "label smoothing",
-    "centred",
-}
-LANDMARKS |= {"two depths", "beside second-order", "two layers", *PLACES}
+LANDMARKS = {"dropout", "windows", "times", "eps", "degree", "polynomial of degree", "mixup", "label smoothing"}
+LANDMARKS |= {"centred", "two depths", "beside second-order", "two layers", *PLACES}
 WORDS = {
     "softmax": {"mixup"},
     "second-order": {"mixup", "dropout"},
@@ -167,7 +157,9 @@ def make_head(name: str, features: int, classes: int) -> nn.Module:
     kind, *words = name.split(", ")
     said = {word.rsplit(" ", 1)[0]: word.rsplit(" ", 1)[1] for word in words if word[-1].isdigit()}
     special = {PLAIN[word]: True for word in words if word in PLAIN}
-    known = WORDS[kind.split()[-1] + (" as written" if special else "")]
+    known = WORDS.get(kind.split()[-1] + (" as written" if special else ""))
+    if known is None:
+        raise ValueError(f"{name!r}: {kind!r} is no head; choose softmax, second-order, Q landmarks or Q channels")
     unknown = [word for word in words if word not in known and word.rsplit(" ", 1)[0] not in known]
     if unknown:
         raise ValueError(f"{name!r}: {unknown[0]!r} is not known, or not with the others")
