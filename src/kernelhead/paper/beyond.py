@@ -33,7 +33,7 @@ LIKE_LANDMARKS: dict[str, object] = {"normalized": True, "standardized": True, *
 NOT_STANDARDISED: dict[str, object] = {"standardize": False}
 WINDOWS: dict[str, object] = {"window": 2}
 LIKE_BEST: dict[str, object] = {**LIKE_LANDMARKS, "width": BEST["landmarks"], "scale": BEST["scale"]}
-DROPOUT: dict[str, object] = {"dropout": BEST["dropout"]}  # which costs the control of the best head accuracy
+DROPOUT: dict[str, object] = {"dropout": 0.5}
 EXACTLY: dict[str, object] = {"eps": 1e-12}
 
 # A fixed kernel's one coefficient is softplus, too: with relu it may die, and the usual eps gives its size a meaning.
@@ -65,8 +65,8 @@ CONTROLS: dict[str, Head] = {
     **{row: ("kernel", {**OVER_PLACES, **own}) for row, own in {**FIXED, **LEARNED}.items()},
     "learned kernel, softplus, windows": ("kernel", {**OVER_PLACES, **WINDOWS}),
     "learned kernel, softplus, 2048": ("kernel", _without("dropout", BEST)),
-    "learned kernel, softplus, 2048, dropout": ("kernel", BEST),
-    "learned kernel, softplus, 2048, dropout, not scaled": ("kernel", _without("scale", BEST)),
+    "learned kernel, softplus, 2048, dropout": ("kernel", {**BEST, **DROPOUT}),
+    "learned kernel, softplus, 2048, dropout, not scaled": ("kernel", {**_without("scale", BEST), **DROPOUT}),
     **{
         f"{row}, standardised exactly": ("kernel", {**OVER_PLACES, **own, **EXACTLY})
         for row, own in {**FIXED, **LEARNED}.items()
@@ -130,7 +130,8 @@ def _sizes() -> dict[str, Head]:
     for size in SIZES:
         heads[f"landmarks {size}"] = ("kernel", {**OVER_PLACES, "landmarks": size, "scale": scale(size)})
     for size in SIZES[3:]:
-        heads[f"landmarks with dropout {size}"] = ("kernel", {**BEST, "landmarks": size, "scale": scale(size)})
+        _, options = heads[f"landmarks {size}"]
+        heads[f"landmarks with dropout {size}"] = ("kernel", {**options, **DROPOUT})
     for size in SIZES:
         width: dict[str, object] = {} if size == 512 else {"width": size}
         heads[f"expansion {size}"] = ("expansion", {**LIKE_LANDMARKS, **width, "scale": scale(size)})
