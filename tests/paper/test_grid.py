@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kernelhead.paper import EXPERIMENTS
-from kernelhead.paper.grid import accuracies, choices, details, files_of, is_part, overview, table
+from kernelhead.paper.grid import accuracies, choices, details, files_of, overview, table, whole
 from kernelhead.paper.recipe import Protocol
 from kernelhead.paper.store import Store
 
@@ -170,10 +170,11 @@ def test_a_damaged_file_is_left_out_and_named(store, write):
     assert "lr0.05-wd0.0001-seed1.json" in sentence
 
 
-def test_a_table_is_part_of_another():
+def test_a_table_may_be_part_of_one_before_it():
     one, two, three = (Path(name) for name in "abc")
-    files = {"first": {one, two}, "same": {one, two}, "fewer": {two}, "other": {two, three}, "none": set()}
-    assert [name for name in files if is_part(name, files)] == ["same", "fewer", "none"]
+    files = {"few": {two}, "first": {one, two}, "same": {one, two}, "more": {one, two, three}, "other": {three}}
+    found = {name: whole(name, files) for name in files}
+    assert found == {"few": None, "first": None, "same": "first", "more": None, "other": "more"}
 
 
 def test_other_epochs_are_another_table(store, write, tmp_path):

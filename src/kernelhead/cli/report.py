@@ -53,7 +53,7 @@ def report(
 def write_report(runs: Path, out: Path, shown: str | None = None) -> dict[str, "Table"]:
     """Write everything; print all tables, or the one called `shown`.
 
-    Runs that tables share show up in each, but a table without a run that another has not is made only if `shown`.
+    Runs that tables share show up in each, but a table whose runs are all in one before it is made only if `shown`.
     Returns the tables by the names of their files.
     """
     tables: dict[str, Table] = {}
@@ -122,9 +122,9 @@ def _image_sections(
 
 
 def _with_runs(store: "Store", shown: str | None, *, quick: bool) -> Iterator[tuple["Experiment", list["Protocol"]]]:
-    """Experiments and their protocols that have runs; no experiment that is a part of another, unless it is `shown`."""
+    """Experiments and protocols that have runs; none whose runs are all in one before it, unless it is `shown`."""
     from kernelhead.paper import EXPERIMENTS
-    from kernelhead.paper.grid import files_of, is_part
+    from kernelhead.paper.grid import files_of, whole
     from kernelhead.paper.recipe import adapted
 
     found: dict[str, list[Protocol]] = {}
@@ -134,8 +134,13 @@ def _with_runs(store: "Store", shown: str | None, *, quick: bool) -> Iterator[tu
         found[name] = [protocol for protocol in protocols if files_of(experiment, store, [protocol])]
         files[name] = files_of(experiment, store, protocols)
     for name, protocols in found.items():
-        if protocols and (name == shown or not is_part(name, files)):
+        if not protocols:
+            continue
+        other = whole(name, files)
+        if other is None or name == shown:
             yield EXPERIMENTS[name], protocols
+        elif shown is None:
+            print_plain(f"Not shown: {name} of {store.epochs} epochs, whose runs so far are all in {other}")
 
 
 def _synthetic_sections(

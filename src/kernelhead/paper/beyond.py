@@ -173,7 +173,7 @@ DATA_SETS = {"cifar100": "CIFAR-100", "cifar10": "CIFAR-10"}
 WHAT_IS_ADDED = (
     "EXP: expansion, a 1x1 convolution to 2048 channels on places of unit length, BatchNorm, ReLU, mean over places, "
     "standardised, times a quarter, linear. Best: 2048 landmarks, softplus, pooling in the RKHS, times a quarter, "
-    "dropout of a half, which the control is better without."
+    "dropout of a half."
 )
 WHICH = f"SM: softmax. SOP: second-order pooling. Kernel: the paper's layer. {WHAT_IS_ADDED}"
 

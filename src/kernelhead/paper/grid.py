@@ -185,11 +185,10 @@ def files_of(experiment: Experiment, store: Store, protocols: Sequence[Protocol]
     }
 
 
-def is_part(name: str, files: dict[str, set[Path | None]]) -> bool:
-    """Whether all runs of a table are in another one that has more of them, or has the same and comes before it."""
-    tables = list(files)
-    before = tables[: tables.index(name)]
-    return any(files[name] < files[table] or (files[name] == files[table] and table in before) for table in tables)
+def whole(name: str, files: dict[str, set[Path | None]]) -> str | None:
+    """The first of the tables before this one that has all of its runs; None if there is none."""
+    before = list(files)[: list(files).index(name)]
+    return next((table for table in before if files[name] <= files[table]), None)
 
 
 def accuracies(cell: Cell, store: Store, protocol: Protocol) -> dict[int, float]:
