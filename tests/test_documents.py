@@ -141,6 +141,13 @@ def test_costs_stand_beside_the_accuracies():
     assert benchmark["markdown"](told) in (ROOT / "docs" / "beyond.md").read_text()
 
 
+def test_prototypes_are_quoted_as_measured():
+    rows = json.loads((ROOT / "results" / "bench" / "prototypes.json").read_text())["rows"]
+    table = runpy.run_path(str(ROOT / "benchmarks" / "prototypes.py"))["markdown"](rows)
+    assert len(rows) == 6
+    assert table in (ROOT / "docs" / "beyond.md").read_text()
+
+
 def test_readme_shows_the_measured_ratios():
     rows = json.loads((ROOT / "results" / "bench" / "head.json").read_text())["rows"]
     benchmark = runpy.run_path(str(ROOT / "benchmarks" / "head.py"))

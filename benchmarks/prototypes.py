@@ -1,0 +1,101 @@
+"""What the prototypes of a class do: networks of the table `saturation` on all images of CIFAR-100.
+
+    python benchmarks/prototypes.py runs [--epochs 100] [--json results/bench/prototypes.json]
+
+Of each network with 2, 4 or 8 prototypes on the pooled feature, summed or in a mixture (logsumexp), in float32:
+- accuracy on the training images, as they are, and on the test images;
+- idle: percent of the prototypes that are the nearest of their class to none of its training images;
+- twins: percent whose cosine to another of their class is above 0.99;
+- in use: exp of the entropy of softmax over the kernel values of an image with its class, mean over training images.
+RUNS is where `kernelhead reproduce saturation --epochs 100 --protocol tuned` left its networks.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kernelhead import KernelClassifier
+from kernelhead.backbones import Classifier, expected_input
+from kernelhead.data.images import Images
+from kernelhead.data.open import open_data
+from kernelhead.paper.beyond import SATURATION
+from kernelhead.paper.store import Store
+from kernelhead.results import environment, write_bytes
+from kernelhead.train.loop import predict
+from kernelhead.train.saved import load_classifier
+
+KINDS = "sum of prototypes", "logsumexp of prototypes"
+TWIN = 0.99
+
+
+def cosines(model: Classifier, images: Images) -> Tensor:
+    """Of features and prototypes (N, C, P)."""
+    features = F.normalize(predict(model.backbone, images), dim=1)
+    return (features @ F.normalize(model.head.weight.detach(), dim=1).t()).unflatten(1, (-1, model.head.prototypes))
+
+
+def accuracy(head: KernelClassifier, t: Tensor, labels: Tensor) -> float:
+    values = head.kernel(t).detach()
+    logits = values.sum(2) if head.aggregate == "sum" else values.logsumexp(2)
+    return 100 * (logits.argmax(1) == labels).double().mean().item()
+
+
+def examine(model: Classifier, train: Images, test: Images) -> dict[str, Any]:
+    head = model.head
+    count, labels = head.prototypes, train.labels
+    t = cosines(model, train)
+    own = t[torch.arange(len(labels)), labels]  # (N, P)
+    nearest = torch.zeros(head.num_classes * count).index_add(
+        0, labels * count + own.argmax(1), torch.ones(len(labels))
+    )
+    points = F.normalize(head.weight.detach(), dim=1).view(head.num_classes, count, -1)
+    between = points @ points.mT - 2 * torch.eye(count)
+    shares = torch.softmax(head.kernel(own).detach().double(), 1)
+    return {
+        "prototypes": count,
+        "aggregate": head.aggregate,
+        "training_accuracy": accuracy(head, t, labels),
+        "test_accuracy": accuracy(head, cosines(model, test), test.labels),
+        "idle": 100 * (nearest == 0).double().mean().item(),
+        "twins": 100 * (between.amax(2) > TWIN).double().mean().item(),
+        "in_use": torch.special.entr(shares).sum(1).exp().mean().item(),
+    }
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    titles = ["prototypes", "aggregate", "training accuracy, %", "test accuracy, %", "idle, %", "twins, %", "in use"]
+    lines = [titles, ["--:", "---", *["--:"] * 5]]
+    for row in rows:
+        count, aggregate, *figures = row.values()
+        lines.append([str(count), aggregate, *(f"{figure:.1f}" for figure in figures)])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("--epochs", type=int, default=100)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    opened = open_data("cifar100", expected_input("resnet50"), torch.device("cpu"))
+    store, protocol = Store(options.runs, options.epochs), SATURATION.protocols["tuned"]
+    cells = [
+        cell for cell in SATURATION.cells if cell.row.rstrip("0123456789 ") in KINDS and not cell.row.endswith(" 1")
+    ]
+    rows = []
+    for cell in cells:
+        model = load_classifier(store.model_path(cell.recipe, protocol, 0)).model
+        rows.append(examine(model, opened.train, opened.test))
+        print(markdown(rows).splitlines()[-1], flush=True)
+    if options.json:
+        made = {"benchmark": "prototypes", "epochs": options.epochs, "rows": rows, **environment()}
+        write_bytes(options.json, (json.dumps(made, indent=1) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()
