@@ -22,7 +22,7 @@ COUNTS = {
     "kernels": (18, 30),
     "rectification": (24, 40),
     "activations": (24, 40),
-    "landmarks": (190, 304),
+    "landmarks": (195, 312),
     "saturation": (128, 224),
     "beyond": (100, 140),
     "mixup": (70, 110),
