@@ -75,23 +75,15 @@ def measure(depth: int, head: str, options: dict[str, Any], data: ResidentImages
 def inference(model: torch.nn.Module, device: torch.device, batch: int = 1000, repeats: int = 20) -> float:
     images = torch.randn(batch, 3, 32, 32, device=device)
 
-    def forward() -> None:
+    def forward(_: int = 0) -> None:
         with torch.inference_mode(), torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
             model(images)
 
     if device.type == "cuda":
-        from conv3x3 import replayed  # beside this file
+        from conv3x3 import microseconds  # beside this file
 
         images = images.contiguous(memory_format=torch.channels_last)
-        aside = torch.cuda.Stream()
-        with torch.cuda.stream(aside):
-            for _ in range(3):
-                forward()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            forward()
-        return replayed(graph, repeats) / batch
+        return float(microseconds(forward, repeats, calls=1)) / batch
     seconds = []
     for _ in range(repeats + 3):
         begin = time.perf_counter()

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
-from kernelhead import KernelClassifier
 from kernelhead.backbones import Classifier, expected_input
 from kernelhead.data.images import Images
 from kernelhead.data.open import open_data
+from kernelhead.metrics import accuracy
 from kernelhead.paper.beyond import SATURATION
 from kernelhead.paper.store import Store
 from kernelhead.results import environment, write_bytes
@@ -30,39 +29,25 @@ from kernelhead.train.loop import predict
 from kernelhead.train.saved import load_classifier
 
 KINDS = "sum of prototypes", "logsumexp of prototypes"
-TWIN = 0.99
-
-
-def cosines(model: Classifier, images: Images) -> Tensor:
-    """Of features and prototypes (N, C, P)."""
-    features = F.normalize(predict(model.backbone, images), dim=1)
-    return (features @ F.normalize(model.head.weight.detach(), dim=1).t()).unflatten(1, (-1, model.head.prototypes))
-
-
-def accuracy(head: KernelClassifier, t: Tensor, labels: Tensor) -> float:
-    values = head.kernel(t).detach()
-    logits = values.sum(2) if head.aggregate == "sum" else values.logsumexp(2)
-    return 100 * (logits.argmax(1) == labels).double().mean().item()
 
 
 def examine(model: Classifier, train: Images, test: Images) -> dict[str, Any]:
-    head = model.head
-    count, labels = head.prototypes, train.labels
-    t = cosines(model, train)
-    own = t[torch.arange(len(labels)), labels]  # (N, P)
-    nearest = torch.zeros(head.num_classes * count).index_add(
-        0, labels * count + own.argmax(1), torch.ones(len(labels))
-    )
-    points = F.normalize(head.weight.detach(), dim=1).view(head.num_classes, count, -1)
-    between = points @ points.mT - 2 * torch.eye(count)
-    shares = torch.softmax(head.kernel(own).detach().double(), 1)
+    head, labels = model.head, train.labels
+    features, unseen = (predict(model.backbone, images) for images in (train, test))
+    points = F.normalize(head.weight.detach(), dim=1).view(head.num_classes, head.prototypes, -1)
+    own = torch.einsum("nd,npd->np", F.normalize(features, dim=1), points[labels])  # cosines with those of its class
+    nearest = torch.bincount(labels * head.prototypes + own.argmax(1), minlength=len(head.weight))
+    twins = {index for pair in head.describe().points.collapsed for index in (pair.first, pair.second)}
+    with torch.no_grad():
+        shares = torch.softmax(head.kernel(own).double(), 1)
+        accuracies = [accuracy(head(features), labels), accuracy(head(unseen), test.labels)]
     return {
-        "prototypes": count,
+        "prototypes": head.prototypes,
         "aggregate": head.aggregate,
-        "training_accuracy": accuracy(head, t, labels),
-        "test_accuracy": accuracy(head, cosines(model, test), test.labels),
+        "training_accuracy": accuracies[0],
+        "test_accuracy": accuracies[1],
         "idle": 100 * (nearest == 0).double().mean().item(),
-        "twins": 100 * (between.amax(2) > TWIN).double().mean().item(),
+        "twins": 100 * len(twins) / len(head.weight),
         "in_use": torch.special.entr(shares).sum(1).exp().mean().item(),
     }
 

@@ -131,8 +131,9 @@ def _with_runs(store: "Store", shown: str | None, *, quick: bool) -> Iterator[tu
     files: dict[str, set[Path | None]] = {}
     for name, experiment in EXPERIMENTS.items():
         protocols = [adapted(protocol, quick) for protocol in experiment.protocols.values()]
-        found[name] = [protocol for protocol in protocols if files_of(experiment, store, [protocol])]
-        files[name] = files_of(experiment, store, protocols)
+        own = [files_of(experiment, store, [protocol]) for protocol in protocols]
+        found[name] = [protocol for protocol, some in zip(protocols, own, strict=True) if some]
+        files[name] = set().union(*own)
     for name, protocols in found.items():
         if not protocols:
             continue
