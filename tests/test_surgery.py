@@ -131,13 +131,13 @@ def test_every_head_goes_on(head):
 
 def test_the_best_head_takes_places_where_there_are_some():
     model = kernelize(Net(), 6, head="best", landmarks=20)
-    assert (model.classifier.pool, model.classifier.landmarks, model.classifier.dropout) == ("rkhs", 20, 0.5)
+    assert (model.classifier.pool, model.classifier.landmarks, model.classifier.scale) == ("rkhs", 20, 2.53)
     assert changes(model).pooled
     assert changes(model).head == "best"
     assert model(IMAGES).shape == (4, 6)
 
     plain = kernelize(nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)), head="best", landmarks=20)
-    assert (plain[2].pool, plain[2].landmarks, plain[2].dropout) == (None, 20, 0.5)
+    assert (plain[2].pool, plain[2].landmarks, plain[2].scale) == (None, 20, 2.53)
     (note,) = changes(plain).notes
     assert note.startswith("on its features as they are (Sequential: looked for the map or the tokens")
     assert note.endswith("its features were never a map or tokens)")

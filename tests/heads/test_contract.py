@@ -1,9 +1,11 @@
 """What every head promises. A new head, or a new option of one, is a new line of CASES."""
 
 import copy
+import math
 import pickle
 import re
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -408,14 +410,19 @@ def test_a_scale_is_a_positive_number(name):
 def test_the_best_head_and_options_over_it():
     for head in (KernelClassifier.best(D, C), create_head("best", D, C)):
         assert type(head) is KernelClassifier
-        assert (head.landmarks, head.coefficients, head.pool, head.dropout) == (2048, "softplus", "rkhs", 0.5)
+        assert (head.landmarks, head.coefficients, head.pool, head.dropout) == (2048, "softplus", "rkhs", 0)
         assert head.scale == 0.25
         assert head(torch.randn(4, D, 2, 2)).shape == (4, C)
     for head in (
         KernelClassifier.best(D, C, landmarks=7, pool=None),
         create_head("best", D, C, landmarks=7, pool=None),
     ):
-        assert (head.landmarks, head.pool, head.dropout) == (7, None, 0.5)
+        assert (head.landmarks, head.pool) == (7, None)
+        assert head.scale == pytest.approx(math.sqrt(128 / 7), abs=5e-4)  # the length of 128 standardised values
+    assert KernelClassifier.best(D, C, landmarks=np.int64(512)).scale == 0.5
+    assert KernelClassifier.best(D, C, landmarks=512, scale=2, dropout=0.5).scale == 2
+    with pytest.raises(ValueError, match="landmarks"):
+        KernelClassifier.best(D, C, landmarks=0)
     with pytest.raises(ValueError, match="head 'kernel' has no option 'widht'"):
         create_head("best", D, C, widht=3)
 

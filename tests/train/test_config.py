@@ -266,11 +266,11 @@ def test_paths_become_absolute(tmp_path, monkeypatch):
 
 
 def test_a_preset_becomes_what_it_stands_for():
-    options = {"landmarks": 64, "coefficients": "softplus", "pool": "rkhs", "dropout": 0.5, "scale": 0.25}
+    options = {"landmarks": 64, "coefficients": "softplus", "pool": "rkhs", "scale": 1.414}
     asked = config(data="cifar10", head="best", head_options={"landmarks": 64})
     assert (asked.head, asked.head_options) == ("kernel", options)
     assert asked == config(data="cifar10", head="kernel", head_options=options)
-    assert asked.run().create(10).head.dropout == 0.5
+    assert asked.run().create(10).head.scale == 1.414
     assert asked.name == "cifar10-cifar_resnet20-best-seed0"
     assert config(data="cifar10", head="kernel", mixup=True).name == "cifar10-cifar_resnet20-kernel-mixup-seed0"
 

@@ -6,13 +6,14 @@ feature vectors (..., D), or, where True, a feature map (N, D, H, W) or tokens (
 """
 
 import inspect
+from collections.abc import Callable
 
 from torch import Tensor, nn
 
 from kernelhead.heads import _loss
 from kernelhead.heads.expansion import ExpansionHead
 from kernelhead.heads.frozen import FrozenKernelClassifier
-from kernelhead.heads.kernel import BEST, KernelClassifier
+from kernelhead.heads.kernel import KernelClassifier, best_options
 from kernelhead.heads.linear import LinearHead
 from kernelhead.heads.second_order import SecondOrderHead
 from kernelhead.heads.softmax import SoftmaxHead
@@ -24,7 +25,8 @@ HEADS: dict[str, type[nn.Module]] = {
     "expansion": ExpansionHead,
     "kernel": KernelClassifier,
 }
-PRESETS: dict[str, tuple[str, dict[str, object]]] = {"best": ("kernel", BEST)}
+Options = dict[str, object]
+PRESETS: dict[str, tuple[str, Callable[[Options], Options]]] = {"best": ("kernel", best_options)}
 FACTORY = ("device", "dtype")
 
 
@@ -38,12 +40,14 @@ def create_head(name: str, in_features: int, num_classes: int, **options: object
     return HEADS[name](in_features, num_classes, **options)
 
 
-def resolve(name: str, options: dict[str, object]) -> tuple[str, dict[str, object]]:
+def resolve(name: str, options: Options) -> tuple[str, Options]:
     """The head behind a name and all its options: those of a preset, and `options` over them."""
     if name not in HEADS and name not in PRESETS:
         raise ValueError(f"unknown head {name!r}; choose one of {', '.join([*HEADS, *PRESETS])}")
-    head, preset = PRESETS.get(name, (name, {}))
-    return head, {**preset, **options}
+    if name not in PRESETS:
+        return name, options
+    head, preset = PRESETS[name]
+    return head, preset(options)
 
 
 def loss_and_hits(head: nn.Module, features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,9 @@
 """The kernelized classification layer, and what lies beyond it in the same RKHS."""
 
+import math
 from collections.abc import Iterable
 from functools import partial
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -23,8 +25,20 @@ from kernelhead.ops.precision import autocast_enabled, real_dtype
 if TYPE_CHECKING:
     from kernelhead.inspection import Description
 
-BEST: dict[str, Any] = {"landmarks": 2048, "coefficients": "softplus", "pool": "rkhs", "dropout": 0.5, "scale": 0.25}
+BEST: dict[str, Any] = {"landmarks": 2048, "coefficients": "softplus", "pool": "rkhs", "scale": 0.25}
 FUSED = {"backend": "auto", "mode": "auto", "negligible": 0.0}  # what only a fused loss can be told, and its defaults
+
+
+def scale_of(landmarks: int) -> float:
+    """What makes so many standardised values as long as those of the best head: as 128 of them (docs/beyond.md)."""
+    return round(float(BEST["scale"]) * math.sqrt(BEST["landmarks"] / landmarks), 3)
+
+
+def best_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Those of the best head, and `options` over them; other numbers of landmarks have a scale of their own."""
+    landmarks = options.get("landmarks")
+    scaled = {"scale": scale_of(landmarks)} if isinstance(landmarks, Integral) and landmarks > 0 else {}
+    return {**BEST, **scaled, **options}
 
 
 class _AsItIs(nn.Module):
@@ -174,10 +188,10 @@ class KernelClassifier(Leaf):
     def best(cls, in_features: int, num_classes: int, **options: Any) -> Self:
         """The head to begin with where a network has a feature map: `BEST`, which docs/beyond.md gives the reasons for.
 
-        2048 landmarks pooled in the RKHS, with softplus coefficients and dropout, their values times a quarter.
-        `options` are those of the layer, and come before these: with fewer landmarks a larger `scale`, too.
+        2048 landmarks pooled in the RKHS, with softplus coefficients, their standardised values times a quarter.
+        `options` are those of the layer, and come before these; Q landmarks are scaled by sqrt(128 / Q) unless told.
         """
-        return cls(in_features, num_classes, **{**BEST, **options})
+        return cls(in_features, num_classes, **best_options(options))
 
     @property
     def pools(self) -> bool:

@@ -5,10 +5,9 @@
 `mixup` trains all of these by another loss.
 """
 
-import math
 from dataclasses import replace
 
-from kernelhead.heads.kernel import BEST
+from kernelhead.heads.kernel import BEST, scale_of
 from kernelhead.paper.cifar import DEPTHS, SHARED, resnet
 from kernelhead.paper.recipe import CIFAR_PROTOCOLS, Cell, Experiment, Recipe
 
@@ -17,16 +16,11 @@ Head = tuple[str, dict[str, object]]
 DATA = "cifar100"
 
 
-def scale(count: int) -> float:
-    """Of so many standardised values, to be as long as 128 of them are: as those of the best head (docs/beyond.md)."""
-    return round(float(BEST["scale"]) * math.sqrt(BEST["landmarks"] / count), 3)
-
-
 def _without(option: str, options: dict[str, object]) -> dict[str, object]:
     return {name: value for name, value in options.items() if name != option}
 
 
-SCALED: dict[str, object] = {"scale": scale(512)}  # as many landmarks, or channels of the control, unless said
+SCALED: dict[str, object] = {"scale": scale_of(512)}  # as many landmarks, or channels of the control, unless said
 SOFTPLUS: dict[str, object] = {"landmarks": 512, "coefficients": "softplus", **SCALED}
 OVER_PLACES: dict[str, object] = {**SOFTPLUS, "pool": "rkhs"}
 LIKE_LANDMARKS: dict[str, object] = {"normalized": True, "standardized": True, **SCALED}
@@ -66,7 +60,7 @@ CONTROLS: dict[str, Head] = {
     "expansion, places normalised, standardised, 2048, dropout": ("expansion", {**LIKE_BEST, **DROPOUT}),
     **{row: ("kernel", {**OVER_PLACES, **own}) for row, own in {**FIXED, **HIGH, **LEARNED}.items()},
     "learned kernel, softplus, windows": ("kernel", {**OVER_PLACES, **WINDOWS}),
-    "learned kernel, softplus, 2048": ("kernel", _without("dropout", BEST)),
+    "learned kernel, softplus, 2048": ("kernel", BEST),
     "learned kernel, softplus, 2048, dropout": ("kernel", {**BEST, **DROPOUT}),
     "learned kernel, softplus, 2048, dropout, not scaled": ("kernel", {**_without("scale", BEST), **DROPOUT}),
     **{
@@ -130,13 +124,13 @@ def _sizes() -> dict[str, Head]:
     """Heads of growing size by name, the size at its end."""
     heads: dict[str, Head] = {"softmax": ("softmax", {}), "second-order": ("second_order", {})}
     for size in SIZES:
-        heads[f"landmarks {size}"] = ("kernel", {**OVER_PLACES, "landmarks": size, "scale": scale(size)})
+        heads[f"landmarks {size}"] = ("kernel", {**OVER_PLACES, "landmarks": size, "scale": scale_of(size)})
     for size in SIZES[3:]:
         _, options = heads[f"landmarks {size}"]
         heads[f"landmarks with dropout {size}"] = ("kernel", {**options, **DROPOUT})
     for size in SIZES:
         width: dict[str, object] = {} if size == 512 else {"width": size}
-        heads[f"expansion {size}"] = ("expansion", {**LIKE_LANDMARKS, **width, "scale": scale(size)})
+        heads[f"expansion {size}"] = ("expansion", {**LIKE_LANDMARKS, **width, "scale": scale_of(size)})
     heads[f"expansion with dropout {BEST['landmarks']}"] = ("expansion", {**LIKE_BEST, **DROPOUT})
     for name, own in {
         "sum of prototypes": {"aggregate": "sum"},
@@ -174,8 +168,7 @@ PAPERS = {"SM": "SM", "SOP": "SOP", "Kernel": "Ours"}
 DATA_SETS = {"cifar100": "CIFAR-100", "cifar10": "CIFAR-10"}
 WHAT_IS_ADDED = (
     "EXP: expansion, a 1x1 convolution to 2048 channels on places of unit length, BatchNorm, ReLU, mean over places, "
-    "standardised, times a quarter, linear. Best: 2048 landmarks, softplus, pooling in the RKHS, times a quarter, "
-    "dropout of a half."
+    "standardised, times a quarter, linear. Best: 2048 landmarks, softplus, pooling in the RKHS, times a quarter."
 )
 WHICH = f"SM: softmax. SOP: second-order pooling. Kernel: the paper's layer. {WHAT_IS_ADDED}"
 
