@@ -5,7 +5,7 @@
     python benchmarks/cost.py --plot docs/images/saturation.png [--runs results] [--epochs 200] [--json COSTS]
 
 Training: microseconds a step and run of `kernelhead.train.loop.train` at batch 128, `--at-once` runs at a time, whole
-epochs of made-up images without the first (capture). Inference: microseconds an image at batch 1000 in evaluation mode,
+epochs of made-up images without the first (capture), the median. Inference: microseconds an image at batch 1000 in evaluation mode,
 kernel heads frozen, the median of 20; on a GPU under autocast to bfloat16 and within a CUDA graph, else the host
 would be measured. All heads are timed in one run; the ratio is to softmax.
 
@@ -58,7 +58,7 @@ def measure(depth: int, head: str, options: dict[str, Any], data: ResidentImages
             ends.append(time.perf_counter())
 
     runs = [Run(f"cifar_resnet{depth}", head, 0.05, 5e-4, seed, options) for seed in range(at_once)]
-    schedule = Schedule(4, BATCH, warmup_epochs=1)
+    schedule = Schedule(8, BATCH, warmup_epochs=1)
     trained = train(runs, data, CLASSES, schedule, progress=progress)
     epochs = [after - before for before, after in itertools.pairwise(ends)]
     model = trained[0].model.eval()
