@@ -5,9 +5,9 @@
     python benchmarks/cost.py --plot docs/images/saturation.png [--runs results] [--epochs 200] [--json COSTS]
 
 Training: microseconds a step and run of `kernelhead.train.loop.train` at batch 128, `--at-once` runs at a time, whole
-epochs of made-up images without the first (capture), the median. Inference: microseconds an image at batch 1000 in evaluation mode,
-kernel heads frozen, the median of 20; on a GPU under autocast to bfloat16 and within a CUDA graph, else the host
-would be measured. All heads are timed in one run; the ratio is to softmax.
+epochs of made-up images, the median of those behind the first (capture). Inference: microseconds an image at batch
+1000 in evaluation mode, kernel heads frozen, the median of 20; on a GPU under autocast to bfloat16 and within a CUDA
+graph, else the host would be measured. All heads are timed in one run; the ratio is to softmax.
 
 --table and --plot measure nothing: the one sets what is in the JSON file beside the accuracies of the table `beyond` on
 CIFAR-100, the other those of `saturation` against it, from their runs (tuned protocol).

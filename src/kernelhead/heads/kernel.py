@@ -37,7 +37,7 @@ def scale_of(landmarks: int) -> float:
 def best_options(options: dict[str, Any]) -> dict[str, Any]:
     """Those of the best head, and `options` over them; other numbers of landmarks have a scale of their own."""
     landmarks = options.get("landmarks")
-    scaled = {"scale": scale_of(landmarks)} if isinstance(landmarks, Integral) and landmarks > 0 else {}
+    scaled = {"scale": scale_of(int(landmarks))} if isinstance(landmarks, Integral) and int(landmarks) > 0 else {}
     return {**BEST, **scaled, **options}
 
 
