@@ -122,7 +122,7 @@ def _image_sections(
 
 
 def _with_runs(store: "Store", shown: str | None, *, quick: bool) -> Iterator[tuple["Experiment", list["Protocol"]]]:
-    """Experiments and protocols that have runs; none whose runs are all in one before it, unless it is `shown`."""
+    """Experiments and protocols that have runs; none whose runs another has, unless it is `shown`."""
     from kernelhead.paper import EXPERIMENTS
     from kernelhead.paper.grid import files_of, whole
     from kernelhead.paper.recipe import adapted

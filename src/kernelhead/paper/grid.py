@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kernelhead.paper.recipe import Cell, Experiment, Protocol, Recipe, paper_number
+from kernelhead.paper.recipe import Cell, Experiment, Protocol, Recipe, paper_number, paper_numbers
 from kernelhead.paper.store import Store
 from kernelhead.paper.table import NOT_RUN, Table, mean_and_deviation, paired_difference
 from kernelhead.results import hardware_name
@@ -186,9 +186,16 @@ def files_of(experiment: Experiment, store: Store, protocols: Sequence[Protocol]
 
 
 def whole(name: str, files: dict[str, set[Path | None]]) -> str | None:
-    """The first of the tables before this one that has all of its runs; None if there is none."""
-    before = list(files)[: list(files).index(name)]
-    return next((table for table in before if files[name] <= files[table]), None)
+    """The first table that has all of this one's runs, and comes before it or has more; None if there is none.
+
+    A table of the paper gives way to none behind it.
+    """
+    place = list(files).index(name)
+    before, behind = list(files)[:place], list(files)[place + 1 :]
+    found = [table for table in before if files[name] <= files[table]]
+    if name not in paper_numbers():
+        found += [table for table in behind if files[name] < files[table]]
+    return next(iter(found), None)
 
 
 def accuracies(cell: Cell, store: Store, protocol: Protocol) -> dict[int, float]:
