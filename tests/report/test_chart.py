@@ -1,11 +1,23 @@
 import math
 import random
+import re
 import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
 
-from kernelhead.report.chart import BarChart, Chart, Series, figure, number, round_step, thin, ticks, usual_range
+from kernelhead.report.chart import (
+    BarChart,
+    Chart,
+    DotChart,
+    Series,
+    figure,
+    number,
+    round_step,
+    thin,
+    ticks,
+    usual_range,
+)
 
 
 def draw(*series, notes=()):
@@ -261,7 +273,8 @@ def test_any_text_is_escaped():
     ugly = "<b>&\"'</svg>\x00\x1b\ud800é"
     chart = Chart(ugly, ugly, ugly, [Series(ugly, [1, 2], [1, 2])], [ugly])
     bars = BarChart(ugly, ugly, ugly, [ugly], {ugly: [1.0]}, [ugly])
-    for made in (figure(chart), figure(bars)):
+    dots = DotChart(ugly, ugly, [ugly], {ugly: [1.0]}, [ugly])
+    for made in map(figure, (chart, bars, dots)):
         made.encode()
         root = ET.fromstring(made)
         shown = "<b>&\"'</svg>\ufffd\ufffd\ufffdé"
@@ -322,6 +335,37 @@ def test_bars_keep_large_coefficients_and_leave_off_exploded_ones():
     assert "Off the chart" not in large
     exploded = figure(BarChart("T", "x", "y", list("pqr"), {"a": [1.0, 1.0, 1e20], "b": [1.0, 2.0, 3.0]}))
     assert "Off the chart: 1 of 3 values of a, the farthest 1e20." in exploded
+
+
+def test_dots_stand_beside_their_rows_at_their_values():
+    rows, values = ["long name of a row", "p", "q"], {"a": [61.25, None, 70.0], "b": [58.0, 64.5, math.nan]}
+    root = ET.fromstring(figure(DotChart("Title", "accuracy", rows, values)))
+    svg = chart_of(root)
+    assert root.get("class") == "wide"
+    ticks_at = {value_of(text.text): float(text.get("x")) for text in svg.findall("text") if text.get("class") == "x"}
+    (low, left), *_, (high, right) = sorted(ticks_at.items())
+    assert low <= 58 < 70 <= high
+    names = {text.text: float(text.get("y")) for text in svg.findall("text") if text.get("class") == "y"}
+    assert list(names) == rows
+    dots = {dot.find("title").text: dot.get("d") for dot in svg.iter("path")}
+    assert list(dots) == ["long name of a row\na: 61.25", "q\na: 70", "long name of a row\nb: 58", "p\nb: 64.5"]
+    for title, path in dots.items():
+        row, _, value = title.partition("\n")
+        x, y = (float(part) for part in re.match(r"M([\d.]+) ([\d.]+)m", path).groups())
+        assert x == pytest.approx(left + (value_of(value[3:]) - low) / (high - low) * (right - left), abs=0.2)
+        assert y == pytest.approx(names[row] - 4)
+    assert float(svg.get("viewBox").split()[3]) > max(names.values())
+
+
+@pytest.mark.parametrize(
+    "values", [{}, {"a": [None, None]}, {"a": [3.0, 3.0]}, {"a": [math.inf, 1.0], "b": [-1e299, 1e299]}]
+)
+def test_odd_dots_give_a_sound_chart(values):
+    root = ET.fromstring(figure(DotChart("Title", "x", ["p", "q"], values)))
+    text = ET.tostring(root, encoding="unicode")
+    assert "nan" not in text
+    assert "inf" not in text
+    assert len(root.findall("ul/li")) == len(values)
 
 
 def test_same_data_same_text():

@@ -13,7 +13,7 @@ from kernelhead.cli.report import write_report
 from kernelhead.paper import EXPERIMENTS
 from kernelhead.paper.beyond import HEADS
 from kernelhead.paper.store import Store
-from kernelhead.report.chart import BarChart
+from kernelhead.report.chart import BarChart, DotChart
 from kernelhead.report.experiment import section
 
 EPOCHS = 12
@@ -204,6 +204,16 @@ def test_charts_of_a_table(reported, name):
         assert list(over_size.series[2].x) == pytest.approx(landmarks)
         prototypes = [math.log10(1000 * (1 + size)) for size in (1, 2, 4, 8)]
         assert list(over_size.series[6].x) == pytest.approx(prototypes)
+    elif name == "landmarks":
+        assert not curves
+        (dots,) = [chart for chart in made.charts if isinstance(chart, DotChart)]
+        assert len(dots.rows) == 39
+        for cell in experiment.cells:
+            results = Store(runs, EPOCHS).results(cell.recipe, experiment.protocols["paper"])
+            mean = sum(result["accuracy"] for result in results.values()) / 2
+            assert dots.values[cell.column][dots.rows.index(cell.row)] == pytest.approx(mean)
+        empty = section(experiment, Store(runs, EPOCHS + 1), list(experiment.protocols.values()))
+        assert not empty.charts
     else:
         rows = list(dict.fromkeys(cell.row for cell in experiment.cells))
         assert len(curves) == len(rows)

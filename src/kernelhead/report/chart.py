@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 WIDTH, HEIGHT = 480, 290
+WIDE, ROW = 800, 17  # of a chart of many rows
 TOP, RIGHT, BOTTOM = 28, 14, 46  # margins of the plot; the left one grows with the labels of its ticks
 
 COLORS = 8  # --s0 .. --s7 of page.html
@@ -68,17 +69,33 @@ class BarChart:
     notes: Sequence[str] = ()
 
 
+@dataclass(frozen=True)
+class DotChart:
+    """A line of text a row, and beside it a dot for each label: `values` has, by label, one value a row or None."""
+
+    title: str
+    x_label: str
+    rows: Sequence[str]
+    values: Mapping[str, Sequence[float | None]]
+    notes: Sequence[str] = ()
+
+
+AnyChart = Chart | BarChart | DotChart
 Point = tuple[float, float]
 
 
-def figure(chart: Chart | BarChart) -> str:
+def figure(chart: AnyChart) -> str:
     """A chart as an HTML figure: title, SVG, legend, notes."""
+    width, height, kind = WIDTH, HEIGHT, ""
     if isinstance(chart, BarChart):
         drawing, legend, notes = _bars(chart)
+    elif isinstance(chart, DotChart):
+        drawing, legend, notes = _dots(chart)
+        width, height, kind = WIDE, TOP + ROW * len(chart.rows) + BOTTOM, ' class="wide"'
     else:
         drawing, legend, notes = _lines(chart)
-    parts = ["<figure>", f"<figcaption>{escape(chart.title)}</figcaption>"]
-    parts.append(f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(chart.title)}">')
+    parts = [f"<figure{kind}>", f"<figcaption>{escape(chart.title)}</figcaption>"]
+    parts.append(f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(chart.title)}">')
     parts += [*drawing, "</svg>"]
     if legend:
         parts += ['<ul class="legend">', *legend, "</ul>"]
@@ -354,3 +371,42 @@ def _bars(chart: BarChart) -> tuple[list[str], list[str], list[str]]:
             box = f'x="{x}" y="{y}" width="{max(end - x - 0.4, 0.6):.1f}" height="{max(height, 0.6):.1f}"'
             drawing.append(f'<rect class="bar {kind}" {box}><title>{text}</title></rect>')
     return drawing, legend, plot.off_notes([line.label for line in lines], columns)
+
+
+def _dots(chart: DotChart) -> tuple[list[str], list[str], list[str]]:
+    """Drawing, legend and notes. The axis is from the lowest to the highest value: places are compared, not lengths."""
+    lines = [Series(label, range(len(values)), values) for label, values in chart.values.items()]
+    places = [{int(row): value for run in runs_of(line) for row, value in run} for line in lines]
+    marks = [(f"c{index % COLORS} d0", SHAPES[index % len(SHAPES)]) for index in range(len(lines))]
+    legend = [
+        _key(f'<g class="{kind}"><path d="M15 6{shape}"/></g>', line.label, not found)
+        for line, (kind, shape), found in zip(lines, marks, places, strict=True)
+    ]
+    found = [value for place in places for value in place.values()]
+    low, high = _apart(min(found), max(found)) if found else (0.0, 1.0)
+    step = round_step(low, high, 8)
+    low, high = math.floor(low / step + 1e-6) * step, math.ceil(high / step - 1e-6) * step
+    left, right, bottom = 12 + 6.1 * max(map(len, chart.rows), default=0), WIDE - RIGHT, TOP + ROW * len(chart.rows)
+
+    def at(value: float) -> float:
+        return round(left + (value - low) / (high - low) * (right - left), 1)
+
+    drawing = []
+    for value, label in ticks(low, high, step) if found else []:
+        drawing.append(f'<line class="grid" x1="{at(value)}" y1="{TOP}" x2="{at(value)}" y2="{bottom}"/>')
+        drawing.append(f'<text class="x" x="{at(value)}" y="{bottom + 16}">{label}</text>')
+    middles = [TOP + ROW * (index + 0.5) for index in range(len(chart.rows))]
+    for middle, row in zip(middles, chart.rows, strict=True):
+        drawing.append(f'<line class="grid" x1="{left:.1f}" y1="{middle}" x2="{right}" y2="{middle}"/>')
+        drawing.append(f'<text class="y" x="{left - 6:.1f}" y="{middle + 4}">{escape(row)}</text>')
+    words = (
+        f'<text class="name x" x="{(left + right) / 2:.1f}" y="{bottom + BOTTOM - 8}">{escape(chart.x_label)}</text>'
+    )
+    drawing.append(words)
+    for line, (kind, shape), place in zip(lines, marks, places, strict=True):
+        drawing.append(f'<g class="{kind}">')
+        for index, value in place.items():
+            text = escape(f"{chart.rows[index]}\n{line.label}: {number(value)}")
+            drawing.append(f'<path d="M{at(value)} {middles[index]}{shape}"><title>{text}</title></path>')
+        drawing.append("</g>")
+    return drawing, legend, []

@@ -1,7 +1,7 @@
 """The table of an experiment on images, with its charts.
 
 Training curves and learned kernels; accuracy over labels, over depth or over the size of a head, where a table is about
-that.
+that, and accuracy alone where it has many rows.
 """
 
 import math
@@ -13,17 +13,18 @@ from kernelhead.paper.beyond import SATURATION
 from kernelhead.paper.grid import accuracies, table
 from kernelhead.paper.recipe import Cell, Experiment, Protocol, paper_number
 from kernelhead.paper.store import Store
-from kernelhead.report.chart import BarChart, Chart, Series
+from kernelhead.report.chart import AnyChart, Chart, DotChart, Series
 from kernelhead.report.page import Section, coefficients_chart, curves_chart, learned_kernel_chart
 
 KERNELS_SHOWN = 8
+MOST_ROWS = 16  # that have a chart of curves each
 
 Runs = list[tuple[Cell, dict[str, Any]]]
 
 
 def section(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) -> Section:
     """What the page shows of an experiment. Charts are those of the first seed under each protocol."""
-    charts: list[Chart | BarChart] = []
+    charts: list[AnyChart] = []
     for protocol in protocols:
         first = [(cell, run) for cell in experiment.cells if (run := _first(cell, store, protocol)) is not None]
         if not first:
@@ -32,6 +33,8 @@ def section(experiment: Experiment, store: Store, protocols: Sequence[Protocol])
             charts += _over_labels(experiment, store, protocol)
         elif experiment is SATURATION:
             charts.append(_over_size(first, store, protocol))
+        elif len({cell.row for cell in experiment.cells}) > MOST_ROWS:
+            charts.append(_dots(experiment, store, protocol))
         else:
             charts += [*_over_depth(experiment, store, protocol), *_curves(experiment, first, protocol)]
         charts += _kernels(first, protocol)
@@ -43,7 +46,7 @@ def _first(cell: Cell, store: Store, protocol: Protocol) -> dict[str, Any] | Non
     return results[min(results)] if results else None
 
 
-def _curves(experiment: Experiment, first: Runs, protocol: Protocol) -> list[Chart | BarChart]:
+def _curves(experiment: Experiment, first: Runs, protocol: Protocol) -> list[AnyChart]:
     """Training loss over epochs, a chart for each row of the table; runs of one column have one chart."""
     by_row: dict[str, dict[str, list[float | None]]] = {}
     several = len({cell.column for cell, _ in first}) > 1
@@ -57,7 +60,7 @@ def _curves(experiment: Experiment, first: Runs, protocol: Protocol) -> list[Cha
     ]
 
 
-def _kernels(first: Runs, protocol: Protocol) -> list[Chart | BarChart]:
+def _kernels(first: Runs, protocol: Protocol) -> list[AnyChart]:
     learned = [
         (cell, run["alpha"])
         for cell, run in first
@@ -78,9 +81,9 @@ def _kernels(first: Runs, protocol: Protocol) -> list[Chart | BarChart]:
     ]
 
 
-def _over_labels(experiment: Experiment, store: Store, protocol: Protocol) -> list[Chart | BarChart]:
+def _over_labels(experiment: Experiment, store: Store, protocol: Protocol) -> list[AnyChart]:
     """Accuracy over the share of images that are labelled, ours and the paper's: a chart a network."""
-    charts: list[Chart | BarChart] = []
+    charts: list[AnyChart] = []
     for network in dict.fromkeys(cell.column.split()[-1] for cell in experiment.cells):
         own = [cell for cell in experiment.cells if cell.column.split()[-1] == network]
         series = []
@@ -94,12 +97,12 @@ def _over_labels(experiment: Experiment, store: Store, protocol: Protocol) -> li
     return charts
 
 
-def _over_depth(experiment: Experiment, store: Store, protocol: Protocol) -> list[Chart | BarChart]:
+def _over_depth(experiment: Experiment, store: Store, protocol: Protocol) -> list[AnyChart]:
     """Accuracy over depth where the rows of a table are depths of ResNets, ours and the paper's: a chart a data set."""
     rows = {cell.row for cell in experiment.cells}
     if len(rows) < 3 or not all(re.fullmatch(r"ResNet-\d+", row) for row in rows):
         return []
-    charts: list[Chart | BarChart] = []
+    charts: list[AnyChart] = []
     for data in dict.fromkeys(cell.recipe.data for cell in experiment.cells):
         columns: dict[str, list[Cell]] = {}
         for cell in experiment.cells:
@@ -124,6 +127,17 @@ def _ours_and_papers(
     paper = [number if isinstance(number, float) else None for number in numbers]
     lines = [Series(label, [at for at, _ in ours], [mean for _, mean in ours])]
     return lines + [Series(f"{label} (paper)", x, paper, dashed=True)] * any(paper)
+
+
+def _dots(experiment: Experiment, store: Store, protocol: Protocol) -> DotChart:
+    """The mean accuracy of every cell that was run, for a table of so many rows that a chart each would be too much."""
+    means: dict[str, dict[str, float | None]] = {}
+    for cell in experiment.cells:
+        means.setdefault(cell.row, {})[cell.column] = _mean(list(accuracies(cell, store, protocol).values()))
+    rows = [row for row, found in means.items() if any(mean is not None for mean in found.values())]
+    columns = dict.fromkeys(cell.column for cell in experiment.cells)
+    values = {column: [means[row].get(column) for row in rows] for column in columns}
+    return DotChart(f"Accuracy, {protocol.name} protocol", "test accuracy, %", rows, values)
 
 
 def _over_size(first: Runs, store: Store, protocol: Protocol) -> Chart:

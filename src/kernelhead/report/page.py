@@ -11,7 +11,7 @@ import numpy as np
 
 from kernelhead._version import __version__
 from kernelhead.paper.table import NOT_RUN, Table
-from kernelhead.report.chart import BarChart, Chart, Series, escape, figure, number
+from kernelhead.report.chart import AnyChart, BarChart, Chart, Series, escape, figure, number
 from kernelhead.results import write_bytes
 
 END_POINTS = 2  # coefficients a_{-2} and a_{-1}, which come first
@@ -23,7 +23,7 @@ class Section:
     """A table and the charts that belong to it."""
 
     table: Table
-    charts: Sequence[Chart | BarChart] = ()
+    charts: Sequence[AnyChart] = ()
 
 
 def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
