@@ -44,9 +44,7 @@ def resolve(name: str, options: Options) -> tuple[str, Options]:
     """The head behind a name and all its options: those of a preset, and `options` over them."""
     if name not in HEADS and name not in PRESETS:
         raise ValueError(f"unknown head {name!r}; choose one of {', '.join([*HEADS, *PRESETS])}")
-    if name not in PRESETS:
-        return name, options
-    head, preset = PRESETS[name]
+    head, preset = PRESETS.get(name, (name, dict))
     return head, preset(options)
 
 

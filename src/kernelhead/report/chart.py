@@ -386,7 +386,8 @@ def _dots(chart: DotChart) -> tuple[list[str], list[str], list[str]]:
     low, high = _apart(min(found), max(found)) if found else (0.0, 1.0)
     step = round_step(low, high, 8)
     low, high = math.floor(low / step + 1e-6) * step, math.ceil(high / step - 1e-6) * step
-    left, right, bottom = 12 + 6.1 * max(map(len, chart.rows), default=0), WIDE - RIGHT, TOP + ROW * len(chart.rows)
+    left = min(12 + 6.1 * max(map(len, chart.rows), default=0), WIDE / 2)
+    right, bottom = WIDE - RIGHT, TOP + ROW * len(chart.rows)
 
     def at(value: float) -> float:
         return round(left + (value - low) / (high - low) * (right - left), 1)
@@ -399,10 +400,8 @@ def _dots(chart: DotChart) -> tuple[list[str], list[str], list[str]]:
     for middle, row in zip(middles, chart.rows, strict=True):
         drawing.append(f'<line class="grid" x1="{left:.1f}" y1="{middle}" x2="{right}" y2="{middle}"/>')
         drawing.append(f'<text class="y" x="{left - 6:.1f}" y="{middle + 4}">{escape(row)}</text>')
-    words = (
-        f'<text class="name x" x="{(left + right) / 2:.1f}" y="{bottom + BOTTOM - 8}">{escape(chart.x_label)}</text>'
-    )
-    drawing.append(words)
+    center = f'x="{(left + right) / 2:.1f}" y="{bottom + BOTTOM - 8}"'
+    drawing.append(f'<text class="name x" {center}>{escape(chart.x_label)}</text>')
     for line, (kind, shape), place in zip(lines, marks, places, strict=True):
         drawing.append(f'<g class="{kind}">')
         for index, value in place.items():
