@@ -111,10 +111,10 @@ def measured(name, epochs):
 def test_the_best_head_is_quoted_as_measured():
     found, words = measured("beyond", 200), " ".join(README.split())
     for column, sentence in {
-        "Best": "it has {:.1f}, {:.1f} and {:.1f} % with ResNet-8, 20 and 56 after 200 epochs (one seed each)",
-        "SM": "softmax has {:.1f}, {:.1f} and {:.1f}",
-        "SOP": "second-order pooling {:.1f}, {:.1f} and {:.1f}",
-        "EXP": "ReLUs in the place of the kernel {:.1f}, {:.1f} and {:.1f}",
+        "Best": "it has {:.2f}, {:.2f} and {:.2f} % with ResNet-8, 20 and 56 after 200 epochs (one seed each)",
+        "SM": "softmax has {:.2f}, {:.2f} and {:.2f}",
+        "SOP": "second-order pooling {:.2f}, {:.2f} and {:.2f}",
+        "EXP": "ReLUs in the place of the kernel {:.2f}, {:.2f} and {:.2f}",
     }.items():
         cells = [found[f"ResNet-{depth}", f"{column} CIFAR-100"] for depth in (8, 20, 56)]
         assert sentence.format(*map(np.mean, cells)) in words
