@@ -6,18 +6,10 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
-from kernelhead.report.chart import (
-    BarChart,
-    Chart,
-    DotChart,
-    Series,
-    figure,
-    number,
-    round_step,
-    thin,
-    ticks,
-    usual_range,
-)
+from kernelhead.report.axes import round_step, ticks, usual_range
+from kernelhead.report.chart import BarChart, Chart, DotChart, Series
+from kernelhead.report.drawing import figure, thin
+from kernelhead.report.text import number
 
 
 def draw(*series, notes=()):

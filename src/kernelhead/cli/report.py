@@ -53,7 +53,7 @@ def report(
 def write_report(runs: Path, out: Path, shown: str | None = None) -> dict[str, "Table"]:
     """Write everything; print all tables, or the one called `shown`.
 
-    Runs that tables share show up in each, but a table whose runs are all in one before it is made only if `shown`.
+    Runs that tables share show up in each, but a table whose runs another has is made only if `shown`.
     Returns the tables by the names of their files.
     """
     tables: dict[str, Table] = {}

@@ -121,7 +121,7 @@ def _ours_and_papers(
     label: str, x: list[float], cells: list[Cell], experiment: Experiment, store: Store, protocol: Protocol
 ) -> list[Series]:
     """A line of mean accuracies, past what was not run, and, if there are any, a dashed one of the paper's numbers."""
-    means = [_mean(list(accuracies(cell, store, protocol).values())) for cell in cells]
+    means = [_mean(cell, store, protocol) for cell in cells]
     ours = [(at, mean) for at, mean in zip(x, means, strict=True) if mean is not None]
     numbers = [paper_number(experiment.name, cell) for cell in cells]
     paper = [number if isinstance(number, float) else None for number in numbers]
@@ -133,7 +133,7 @@ def _dots(experiment: Experiment, store: Store, protocol: Protocol) -> DotChart:
     """The mean accuracy of every cell that was run, for a table of so many rows that a chart each would be too much."""
     means: dict[str, dict[str, float | None]] = {}
     for cell in experiment.cells:
-        means.setdefault(cell.row, {})[cell.column] = _mean(list(accuracies(cell, store, protocol).values()))
+        means.setdefault(cell.row, {})[cell.column] = _mean(cell, store, protocol)
     rows = [row for row, found in means.items() if any(mean is not None for mean in found.values())]
     columns = dict.fromkeys(cell.column for cell in experiment.cells)
     values = {column: [means[row].get(column) for row in rows] for column in columns}
@@ -144,7 +144,7 @@ def _over_size(first: Runs, store: Store, protocol: Protocol) -> Chart:
     """Accuracy over the number of a head's parameters, a line a kind of head, in the order of the table."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for cell, run in first:
-        mean = _mean(list(accuracies(cell, store, protocol).values()))
+        mean = _mean(cell, store, protocol)
         if mean is not None:
             kind = cell.row.rstrip("0123456789 ")
             lines.setdefault(kind, []).append((math.log10(run["parameters"]["head"]), mean))
@@ -153,5 +153,7 @@ def _over_size(first: Runs, store: Store, protocol: Protocol) -> Chart:
     return Chart(title, "log₁₀ of the head's parameters", "test accuracy, %", series)
 
 
-def _mean(values: list[float]) -> float | None:
+def _mean(cell: Cell, store: Store, protocol: Protocol) -> float | None:
+    """Of the accuracies of a cell."""
+    values = accuracies(cell, store, protocol).values()
     return sum(values) / len(values) if values else None

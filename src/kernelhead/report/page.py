@@ -11,7 +11,9 @@ import numpy as np
 
 from kernelhead._version import __version__
 from kernelhead.paper.table import NOT_RUN, Table
-from kernelhead.report.chart import AnyChart, BarChart, Chart, Series, escape, figure, number
+from kernelhead.report.chart import AnyChart, BarChart, Chart, Series
+from kernelhead.report.drawing import figure
+from kernelhead.report.text import escape, number
 from kernelhead.results import write_bytes
 
 END_POINTS = 2  # coefficients a_{-2} and a_{-1}, which come first
