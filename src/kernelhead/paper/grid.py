@@ -188,14 +188,14 @@ def files_of(experiment: Experiment, store: Store, protocols: Sequence[Protocol]
 def whole(name: str, files: dict[str, set[Path | None]]) -> str | None:
     """The first table that has all of this one's runs, and comes before it or has more; None if there is none.
 
-    A table of the paper gives way to none behind it.
+    A table of the paper gives way to none behind it. One that gives way itself is not named, but what it gives way to.
     """
     place = list(files).index(name)
     before, behind = list(files)[:place], list(files)[place + 1 :]
     found = [table for table in before if files[name] <= files[table]]
     if name not in paper_numbers():
         found += [table for table in behind if files[name] < files[table]]
-    return next(iter(found), None)
+    return whole(found[0], files) or found[0] if found else None
 
 
 def accuracies(cell: Cell, store: Store, protocol: Protocol) -> dict[int, float]:
