@@ -5,6 +5,7 @@ depends on how deep a network is. The tests at the end use those of the tables.
 """
 
 import csv
+import hashlib
 import json
 import os
 import signal
@@ -16,13 +17,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
+import torchvision
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from kernelhead.backbones import create_backbone
 from kernelhead.cli import app
-from kernelhead.paper import EXPERIMENTS, outcome, quick, runner
+from kernelhead.paper import EXPERIMENTS, grid, outcome, quick, runner
 from kernelhead.paper.quick import open_quick
-from kernelhead.paper.recipe import CIFAR_PROTOCOLS
+from kernelhead.paper.recipe import CIFAR_PROTOCOLS, Cell, Experiment, Protocol, Recipe
 from kernelhead.paper.runner import Settings, adapted
 from kernelhead.paper.store import NEEDED, Job, Store
 from kernelhead.results import load_result
@@ -759,6 +762,32 @@ def test_weights_of_the_users_own(tmp_path):
     }
 
 
+def test_results_tell_which_weights_networks_began_with(monkeypatch, tmp_path):
+    """And runs that began with others are not taken for the same."""
+    source, others = tmp_path / "r.safetensors", tmp_path / "others.safetensors"
+    for path in (source, others):
+        save_file(torchvision.models.resnet18().state_dict(), path)
+    monkeypatch.setattr(runner, "_open", open_quick)
+    recipe = Recipe("pets", "resnet18", "softmax", {"pretrained": True})
+    protocol = Protocol("paper", (0.1,), (1e-4,), 32, 0)
+    table = Experiment("transfer", "", (Cell("Pets", "SM", recipe),), {protocol.name: protocol})
+
+    def go(weights):
+        runner.run(table, tmp_path / "runs", Settings(1, weights=weights), lambda _: None)
+
+    go(str(source))
+    (result,) = results_below(tmp_path / "runs").values()
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    assert result["config"]["backbone_options"]["weights"] == {"file": "r.safetensors", "sha256": digest}
+    notes = grid.table(table, Store(tmp_path / "runs", 1), [protocol]).notes
+    assert f"Networks began with the weights of r.safetensors (sha256 {digest[:12]})." in notes
+
+    go(str(source.rename(tmp_path / "elsewhere.safetensors")))  # the same
+    for other in (str(others), None):
+        with pytest.raises(ValueError, match=rf"began with r.safetensors \({digest[:12]}\): go on with them, or give"):
+            go(other)
+
+
 def test_stopped_and_killed_it_ends_with_the_same_numbers(tmp_path):
     options = ["--only", "CIFAR-10", "--only", "SM"]
     reproduce("distillation", tmp_path / "plain", *options)
@@ -785,9 +814,8 @@ def test_stopped_and_killed_it_ends_with_the_same_numbers(tmp_path):
     stopped, plain = numbers_below(tmp_path / "runs" / "quick"), numbers_below(tmp_path / "plain" / "quick")
     assert len(plain) == 6
     for path in plain:
-        for numbers in (stopped[path], plain[path]):
-            teacher_of = numbers["config"].pop("teacher")
-            assert (teacher_of is None) == ("lenet5" not in path)
+        teacher = plain[path]["config"]["teacher"]  # wherever the folder of runs is
+        assert teacher.replace(".safetensors", ".json") in plain if "lenet5" in path else teacher is None
         assert stopped[path] == plain[path]
     report = "quick/report/distillation-1-epochs.csv"
     assert (tmp_path / "runs" / report).read_text() == (tmp_path / "plain" / report).read_text()

@@ -245,6 +245,13 @@ def _notes(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) 
             f"training images by one training each (seed 0{_shorter(protocol, store)}), then trained on all; batch "
             f"{protocol.batch_size}."
         )
+    weights = {
+        f"{file['file']} (sha256 {file['sha256'][:12]})"
+        for result in _all(experiment, store, protocols)
+        if (file := result["config"].get("backbone_options", {}).get("weights"))
+    }
+    if weights:
+        notes.append(f"Networks began with the weights of {', '.join(sorted(weights))}.")
     hardware = {hardware_name(result["hardware"]) for result in _all(experiment, store, protocols)}
     if hardware:
         notes.append(f"Run on {', '.join(sorted(hardware))}.")

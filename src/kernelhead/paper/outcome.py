@@ -1,6 +1,9 @@
 """What is kept of a training: its result, measured on the images it is tested on, and its network."""
 
+import hashlib
 from dataclasses import asdict
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +36,7 @@ def measure(
         "method": job.recipe.key,
         "seed": job.seed,
         "config": {
-            **asdict(trained.run),
+            **_portable(trained.run, job),
             "epochs": job.epochs,
             "batch_size": job.protocol.batch_size,
             "warmup_epochs": job.protocol.warmup_epochs,
@@ -89,6 +92,23 @@ def _config(job: Job, run: Run, opened: Opened) -> TrainConfig:
         seed=run.seed,
         size=opened.input.size,
     ).completed()
+
+
+def _portable(run: Run, job: Job) -> dict[str, Any]:
+    """What a run is told, without the places of this machine: a teacher is named from the folder of all runs on."""
+    told, runs = asdict(run), job.path.parents[3]
+    if run.teacher is not None and Path(run.teacher).is_relative_to(runs):
+        told["teacher"] = Path(run.teacher).relative_to(runs).as_posix()
+    if "weights" in run.backbone_options:
+        told["backbone_options"]["weights"] = file_of_weights(run.backbone_options["weights"])
+    return told
+
+
+@cache
+def file_of_weights(path: str) -> dict[str, str]:
+    """How a result names the file of weights that its network began with: `file`, its name, and its `sha256`."""
+    with open(path, "rb") as file:
+        return {"file": Path(path).name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def _per_epoch(values: Tensor, per_epoch: int) -> list[float | None]:

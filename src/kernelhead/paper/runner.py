@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import zip_longest
+from itertools import product, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,9 @@ from kernelhead.data.folder import hold_out
 from kernelhead.data.images import Images
 from kernelhead.data.open import Opened, open_data
 from kernelhead.paper.labelling import FIRST, PERCENTS
-from kernelhead.paper.outcome import measure, save_network
+from kernelhead.paper.outcome import file_of_weights, measure, save_network
 from kernelhead.paper.quick import open_quick
-from kernelhead.paper.recipe import Experiment, Recipe, adapted
+from kernelhead.paper.recipe import Experiment, Protocol, Recipe, adapted
 from kernelhead.paper.store import Job, Store
 from kernelhead.results import save_result, write_bytes
 from kernelhead.train.checkpoint import BrokenCheckpointError, load_checkpoint, save_checkpoint
@@ -90,6 +90,7 @@ def run(experiment: Experiment, root: Path, settings: Settings, progress: Callab
     protocols = [adapted(experiment.protocols[name], settings.quick) for name in settings.protocols]
     recipes = chosen_recipes(experiment, settings.only)
     seeds = range(settings.seeds)
+    _check_weights(store, recipes, protocols, settings)
     source = _Source(settings)
     for name in dict.fromkeys(recipe.data for recipe in recipes):
         source.open(name)  # what is not there should not be missed after hours
@@ -110,6 +111,21 @@ def run(experiment: Experiment, root: Path, settings: Settings, progress: Callab
             _train(jobs, store, source, settings, partial(_with_counts, progress, done, total))
         except BrokenCheckpointError as error:  # a network that these build on
             raise BrokenCheckpointError(f"{error}; delete it, and it is trained again") from error
+
+
+def _check_weights(store: Store, recipes: list[Recipe], protocols: list[Protocol], settings: Settings) -> None:
+    """Runs of one table begin with the same weights: refuse to go on where there are some that began with others."""
+    given = None if settings.weights is None or settings.quick else file_of_weights(settings.weights)
+    for recipe, protocol in product(recipes, protocols):
+        if not recipe.backbone_options.get("pretrained"):
+            continue
+        for epochs in (protocol.epochs_to_choose(store.epochs), store.epochs):
+            for path in sorted(store.folder(recipe, protocol, epochs).glob("*.json")):
+                result = store.read(path)
+                found = given if result is None else result["config"]["backbone_options"].get("weights")
+                if (found and found["sha256"]) != (given and given["sha256"]):
+                    began = "the library's weights" if found is None else f"{found['file']} ({found['sha256'][:12]})"
+                    raise ValueError(f"{path} began with {began}: go on with them, or give another folder with --runs")
 
 
 def _with_counts(progress: Callable[[Progress], None], done: int, total: int, now: Progress) -> None:
