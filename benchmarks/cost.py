@@ -8,7 +8,7 @@ Training: microseconds a step and run of `kernelhead.train.loop.train` at batch 
 epochs of made-up images, the median of those behind the first (capture), the lesser of two trainings: one in six or so
 was a third slower on an H200, from its first epoch to its last. Inference: microseconds an image at batch
 1000 in evaluation mode, kernel heads frozen, the median of 20; on a GPU under autocast to bfloat16 and within a CUDA
-graph, else the host would be measured. All heads are timed in one run; the ratio is to softmax.
+graph, else the host would be measured. Heads are timed beside softmax in one run; the ratio is to it.
 
 --table and --plot measure nothing: the one sets what is in the JSON file beside the accuracies of the table `beyond` on
 CIFAR-100, the other those of `saturation` against it, from their runs (tuned protocol).
