@@ -139,6 +139,16 @@ def test_costs_stand_beside_the_accuracies():
     assert benchmark["markdown"](told) in (ROOT / "docs" / "beyond.md").read_text()
 
 
+def test_frozen_features_are_quoted_as_measured():
+    rows = json.loads((ROOT / "results" / "bench" / "frozen.json").read_text())["rows"]
+    benchmark = runpy.run_path(str(ROOT / "benchmarks" / "frozen.py"))
+    assert tuple(rows) == benchmark["HEADS"]
+    assert benchmark["markdown"](rows) in (ROOT / "docs" / "beyond.md").read_text()
+    for name, row in rows.items():
+        head = benchmark["make"](name, 2048, 37, 256)
+        assert count_parameters(head) == row["parameters"]
+
+
 def test_prototypes_are_quoted_as_measured():
     rows = json.loads((ROOT / "results" / "bench" / "prototypes.json").read_text())["rows"]
     table = runpy.run_path(str(ROOT / "benchmarks" / "prototypes.py"))["markdown"](rows)

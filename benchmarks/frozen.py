@@ -1,0 +1,139 @@
+"""What heads give on feature maps that do not learn with them: a ResNet-50 of ImageNet, Oxford-IIIT Pets.
+
+    python benchmarks/frozen.py --weights resnet50-v1.safetensors [--points 256] [--json results/bench/frozen.json]
+
+The maps of all images, centre crops, are computed once. Each head is trained on four fifths of the training images at
+each rate and tested on the rest, then, at its best rate, on all of them with three seeds, and tested on the test
+images: SGD with momentum, batch 64, a decay of 1e-4, `--epochs` of which the first warms up, then a cosine.
+"""
+
+import argparse
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kernelhead import KernelClassifier, create_head
+from kernelhead.backbones import count_parameters, create_backbone, expected_input
+from kernelhead.data.folder import hold_out
+from kernelhead.data.images import Images
+from kernelhead.data.open import open_data
+from kernelhead.metrics import summary
+from kernelhead.parameters import parameter_groups
+from kernelhead.results import environment, write_bytes
+from kernelhead.train.schedule import Schedule, epoch_order
+
+NETWORK, BATCH, DECAY, HELD_OUT, SEEDS = "resnet50", 64, 1e-4, 0.2, 3
+RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+
+
+def make(name: str, features: int, classes: int, points: int) -> nn.Module:
+    scaled = {"scale": math.sqrt(128 / points)}
+    head: nn.Module = {
+        "softmax": lambda: create_head("softmax", features, classes),
+        "the paper's layer": lambda: create_head("kernel", features, classes),
+        "expansion": lambda: create_head(
+            "expansion", features, classes, width=points, normalized=True, standardized=True, **scaled
+        ),
+        "landmarks": lambda: KernelClassifier.best(features, classes, landmarks=points),
+        "landmarks, pooled feature": lambda: KernelClassifier.best(features, classes, landmarks=points, pool=None),
+    }[name]()
+    return head
+
+
+HEADS = ("softmax", "the paper's layer", "expansion", "landmarks", "landmarks, pooled feature")
+
+
+@torch.no_grad()
+def maps_of(images: Images, network: Any) -> Tensor:
+    """(n, D, h, w), in halves: they are read many times."""
+    wanted = torch.split(torch.arange(len(images)), 32)
+    return torch.cat([network.feature_map(batch).half() for batch, _ in images.batches((i, None) for i in wanted)])
+
+
+def logits_of(head: nn.Module, maps: Tensor) -> Tensor:
+    """Of a head that pools by itself, or of the mean over places."""
+    maps = maps.float()
+    logits: Tensor = head(maps if head.pools else maps.mean((2, 3)))
+    return logits
+
+
+def trained(name: str, maps: Tensor, labels: Tensor, classes: int, rate: float, seed: int, options: Any) -> nn.Module:
+    torch.manual_seed(seed)
+    head = make(name, maps.shape[1], classes, options.points).to(maps.device).train()
+    schedule = Schedule(options.epochs, BATCH, warmup_epochs=1)
+    factors = iter(schedule.factors(len(maps)))
+    optimizer = torch.optim.SGD(parameter_groups(head, DECAY), lr=rate, momentum=schedule.momentum)
+    for epoch in range(schedule.epochs):
+        order = epoch_order(len(maps), seed, epoch).to(maps.device)
+        for batch in order.split(BATCH)[: schedule.steps(len(maps))]:
+            factor = next(factors)
+            for group in optimizer.param_groups:
+                group["lr"] = rate * factor
+            optimizer.zero_grad()
+            F.cross_entropy(logits_of(head, maps[batch]), labels[batch]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    return head.eval()
+
+
+@torch.no_grad()
+def tested(head: nn.Module, maps: Tensor, labels: Tensor) -> dict[str, Any]:
+    return summary(torch.cat([logits_of(head, batch) for batch in maps.split(256)]).cpu(), labels.cpu())
+
+
+def markdown(rows: dict[str, dict[str, Any]]) -> str:
+    titles = ["head", "rate", "held-out accuracy, %", "test accuracy, %", "NLL", "head's parameters"]
+    lines = [titles, ["---", *["--:"] * (len(titles) - 1)]]
+    for name, row in rows.items():
+        runs = row["test"]
+        mean, deviation = (f([run["accuracy"] for run in runs]) for f in (statistics.mean, statistics.stdev))
+        nll = statistics.mean(run["nll"] for run in runs)
+        held = row["held_out"][str(row["rate"])]
+        figures = [f"{row['rate']:g}", f"{held:.1f}", f"{mean:.1f} ± {deviation:.1f}", f"{nll:.2f}"]
+        lines.append([name, *figures, f"{row['parameters']:,}"])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--weights", required=True, help="local safetensors file of a ResNet-50")
+    parser.add_argument("--data", default="pets")
+    parser.add_argument("--points", type=int, default=256, help="landmarks, and channels of the expansion")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--heads", nargs="+", default=HEADS, choices=HEADS, metavar="HEAD")
+    parser.add_argument("--json", type=Path, help="where the figures are kept")
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    opened = open_data(options.data, expected_input(NETWORK), device)
+    network = create_backbone(NETWORK, weights=options.weights).to(device).eval()
+    maps, test_maps = (maps_of(images, network) for images in (opened.train, opened.test))
+    labels, test_labels, classes = opened.train.labels, opened.test.labels, len(opened.classes)
+    kept, held = (index.to(device) for index in hold_out(labels.cpu().numpy(), HELD_OUT, seed=0))
+    rows: dict[str, dict[str, Any]] = {}
+    for name in options.heads:
+        found: dict[str, float] = {}
+        for rate in RATES:
+            head = trained(name, maps[kept], labels[kept], classes, rate, 0, options)
+            found[str(rate)] = tested(head, maps[held], labels[held])["accuracy"]
+        best = max(RATES, key=lambda rate: found[str(rate)])
+        heads = [trained(name, maps, labels, classes, best, seed, options) for seed in range(SEEDS)]
+        rows[name] = {
+            "rate": best,
+            "held_out": found,
+            "test": [tested(head, test_maps, test_labels) for head in heads],
+            "parameters": count_parameters(heads[0]),
+        }
+        print(markdown(rows).splitlines()[-1], flush=True)
+        if options.json:
+            told = {"benchmark": "frozen", "data": options.data, "points": options.points, "epochs": options.epochs}
+            made = {**told, "left_out": len(opened.left_out), "rows": rows, **environment()}
+            write_bytes(options.json, (json.dumps(made, indent=1) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()
