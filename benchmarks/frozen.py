@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernelhead import KernelClassifier, create_head
+from kernelhead import create_head
 from kernelhead.backbones import count_parameters, create_backbone, expected_input
 from kernelhead.data.folder import hold_out
 from kernelhead.data.images import Images
@@ -32,21 +32,22 @@ NETWORK, BATCH, DECAY, HELD_OUT, SEEDS = "resnet50", 64, 1e-4, 0.2, 3
 RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 
+HEADS: dict[str, tuple[str, dict[str, Any]]] = {
+    "softmax": ("softmax", {}),
+    "the paper's layer": ("kernel", {}),
+    "expansion": ("expansion", {"normalized": True, "standardized": True}),
+    "landmarks": ("best", {}),
+    "landmarks, pooled feature": ("best", {"pool": None}),
+}
+
+
 def make(name: str, features: int, classes: int, points: int) -> nn.Module:
-    scaled = {"scale": math.sqrt(128 / points)}
-    head: nn.Module = {
-        "softmax": lambda: create_head("softmax", features, classes),
-        "the paper's layer": lambda: create_head("kernel", features, classes),
-        "expansion": lambda: create_head(
-            "expansion", features, classes, width=points, normalized=True, standardized=True, **scaled
-        ),
-        "landmarks": lambda: KernelClassifier.best(features, classes, landmarks=points),
-        "landmarks, pooled feature": lambda: KernelClassifier.best(features, classes, landmarks=points, pool=None),
-    }[name]()
-    return head
-
-
-HEADS = ("softmax", "the paper's layer", "expansion", "landmarks", "landmarks, pooled feature")
+    head, options = HEADS[name]
+    if head == "expansion":
+        options = {**options, "width": points, "scale": math.sqrt(128 / points)}
+    elif head == "best":
+        options = {**options, "landmarks": points}
+    return create_head(head, features, classes, **options)
 
 
 @torch.no_grad()
@@ -105,7 +106,7 @@ def main() -> None:
     parser.add_argument("--data", default="pets")
     parser.add_argument("--points", type=int, default=256, help="landmarks, and channels of the expansion")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--heads", nargs="+", default=HEADS, choices=HEADS, metavar="HEAD")
+    parser.add_argument("--heads", nargs="+", default=list(HEADS), choices=list(HEADS), metavar="HEAD")
     parser.add_argument("--json", type=Path, help="where the figures are kept")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

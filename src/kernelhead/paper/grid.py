@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from kernelhead.paper.recipe import Cell, Experiment, Protocol, Recipe, paper_number, paper_numbers
-from kernelhead.paper.store import Store
+from kernelhead.paper.store import Store, weights_of
 from kernelhead.paper.table import NOT_RUN, Table, mean_and_deviation, paired_difference
 from kernelhead.results import hardware_name
 
@@ -245,20 +245,16 @@ def _notes(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) 
             f"training images by one training each (seed 0{_shorter(protocol, store)}), then trained on all; batch "
             f"{protocol.batch_size}."
         )
-    weights = {
-        f"{file['file']} (sha256 {file['sha256'][:12]})"
-        for result in _all(experiment, store, protocols)
-        if (file := result["config"].get("backbone_options", {}).get("weights"))
-    }
-    if weights:
-        notes.append(f"Networks began with the weights of {', '.join(sorted(weights))}.")
-    hardware = {hardware_name(result["hardware"]) for result in _all(experiment, store, protocols)}
+    results = _all(experiment, store, protocols)
+    files = [file for result in results if (file := weights_of(result)) is not None]
+    if files:
+        named = sorted({f"{file['file']} (sha256 {file['sha256'][:12]})" for file in files})
+        notes.append(f"Networks began with the weights of {', '.join(named)}.")
+    hardware = {hardware_name(result["hardware"]) for result in results}
     if hardware:
         notes.append(f"Run on {', '.join(sorted(hardware))}.")
     left_out = {
-        result["experiment"]: result["images"]["left_out"]
-        for result in _all(experiment, store, protocols)
-        if result["images"]["left_out"]
+        result["experiment"]: result["images"]["left_out"] for result in results if result["images"]["left_out"]
     }
     notes += [f"{count} pictures of {name} were missing or could not be read." for name, count in left_out.items()]
     return notes

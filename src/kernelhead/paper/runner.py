@@ -23,7 +23,7 @@ from kernelhead.paper.labelling import FIRST, PERCENTS
 from kernelhead.paper.outcome import file_of_weights, measure, save_network
 from kernelhead.paper.quick import open_quick
 from kernelhead.paper.recipe import Experiment, Protocol, Recipe, adapted
-from kernelhead.paper.store import Job, Store
+from kernelhead.paper.store import Job, Store, weights_of
 from kernelhead.results import save_result, write_bytes
 from kernelhead.train.checkpoint import BrokenCheckpointError, load_checkpoint, save_checkpoint
 from kernelhead.train.interrupt import deferred_interrupts
@@ -122,7 +122,7 @@ def _check_weights(store: Store, recipes: list[Recipe], protocols: list[Protocol
         for epochs in (protocol.epochs_to_choose(store.epochs), store.epochs):
             for path in sorted(store.folder(recipe, protocol, epochs).glob("*.json")):
                 result = store.read(path)
-                found = given if result is None else result["config"]["backbone_options"].get("weights")
+                found = given if result is None else weights_of(result)
                 if (found and found["sha256"]) != (given and given["sha256"]):
                     began = "the library's weights" if found is None else f"{found['file']} ({found['sha256'][:12]})"
                     raise ValueError(f"{path} began with {began}: go on with them, or give another folder with --runs")

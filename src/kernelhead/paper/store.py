@@ -203,6 +203,12 @@ class Store:
         return self._seconds
 
 
+def weights_of(result: dict[str, Any]) -> dict[str, str] | None:
+    """The file of weights that the network of a run began with, as the run names it; None without one."""
+    found: dict[str, str] | None = result["config"].get("backbone_options", {}).get("weights")
+    return found
+
+
 class _Training(NamedTuple):
     """What is trained, for how long."""
 
