@@ -19,6 +19,7 @@ import itertools
 import json
 import statistics
 import time
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from kernelhead.paper.beyond import BEYOND, SATURATION, SIZED
 from kernelhead.paper.grid import accuracies
 from kernelhead.paper.store import Store
 from kernelhead.results import environment, write_bytes
-from kernelhead.train.loop import Moment, Run, train
+from kernelhead.train.loop import Moment, Run, Trained, train
 from kernelhead.train.schedule import Schedule
 
 BATCH, CLASSES, PEER = 128, 100, "softmax"
@@ -54,26 +55,30 @@ def make_images(steps: int, device: torch.device) -> ResidentImages:
 
 def measure(depth: int, head: str, options: dict[str, Any], data: ResidentImages, at_once: int) -> dict[str, Any]:
     runs = [Run(f"cifar_resnet{depth}", head, 0.05, 5e-4, seed, options) for seed in range(at_once)]
-    schedule = Schedule(EPOCHS, BATCH, warmup_epochs=1)
-    seconds = []
-    for _ in range(TRAININGS):
-        ends: list[float] = []
-
-        def progress(moment: Moment, ends: list[float] = ends) -> None:
-            if moment.epoch_done:
-                ends.append(time.perf_counter())
-
-        trained = train(runs, data, CLASSES, schedule, progress=progress)
-        seconds.append(statistics.median(after - before for before, after in itertools.pairwise(ends)))
+    seconds, trained = min((timed(runs, data) for _ in range(TRAININGS)), key=itemgetter(0))
     model = trained[0].model.eval()
     parameters = count_parameters(model.head)
     if isinstance(model.head, KernelClassifier):
         model.head = model.head.freeze()
     return {
-        "train_us": 1e6 * min(seconds) / schedule.steps(len(data)) / at_once,
+        "train_us": 1e6 * seconds / at_once,
         "inference_us": inference(model, data.labels.device),
         "head_parameters": parameters,
     }
+
+
+def timed(runs: list[Run], data: ResidentImages) -> tuple[float, list[Trained]]:
+    """Seconds of a step of all runs at once, and what came of them."""
+    ends: list[float] = []
+
+    def progress(moment: Moment) -> None:
+        if moment.epoch_done:
+            ends.append(time.perf_counter())
+
+    schedule = Schedule(EPOCHS, BATCH, warmup_epochs=1)
+    trained = train(runs, data, CLASSES, schedule, progress=progress)
+    epoch = statistics.median(after - before for before, after in itertools.pairwise(ends))
+    return epoch / schedule.steps(len(data)), trained
 
 
 def inference(model: torch.nn.Module, device: torch.device, batch: int = 1000, repeats: int = 20) -> float:

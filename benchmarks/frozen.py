@@ -2,14 +2,14 @@
 
     python benchmarks/frozen.py --weights resnet50-v1.safetensors [--points 256] [--json results/bench/frozen.json]
 
-The maps of all images, centre crops, are computed once. Each head is trained on four fifths of the training images at
-each rate and tested on the rest, then, at its best rate, on all of them with three seeds, and tested on the test
-images: SGD with momentum, batch 64, a decay of 1e-4, `--epochs` of which the first warms up, then a cosine.
+The maps of all images, centre crops, before the last ReLU, are computed once. Each head is trained on four fifths of
+the training images at each rate and tested on the rest, then, at its best rate, on all of them with three seeds, and
+tested on the test images: SGD with momentum, batch 64, a decay of 1e-4, `--epochs` of which the first warms up, then a
+cosine.
 """
 
 import argparse
 import json
-import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from kernelhead.backbones import count_parameters, create_backbone, expected_inp
 from kernelhead.data.folder import hold_out
 from kernelhead.data.images import Images
 from kernelhead.data.open import open_data
+from kernelhead.heads.kernel import scale_of
 from kernelhead.metrics import summary
 from kernelhead.parameters import parameter_groups
 from kernelhead.results import environment, write_bytes
@@ -44,7 +45,7 @@ HEADS: dict[str, tuple[str, dict[str, Any]]] = {
 def make(name: str, features: int, classes: int, points: int) -> nn.Module:
     head, options = HEADS[name]
     if head == "expansion":
-        options = {**options, "width": points, "scale": math.sqrt(128 / points)}
+        options = {**options, "width": points, "scale": scale_of(points)}
     elif head == "best":
         options = {**options, "landmarks": points}
     return create_head(head, features, classes, **options)
@@ -111,7 +112,7 @@ def main() -> None:
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     opened = open_data(options.data, expected_input(NETWORK), device)
-    network = create_backbone(NETWORK, weights=options.weights).to(device).eval()
+    network = create_backbone(NETWORK, rectified=False, weights=options.weights).to(device).eval()
     maps, test_maps = (maps_of(images, network) for images in (opened.train, opened.test))
     labels, test_labels, classes = opened.train.labels, opened.test.labels, len(opened.classes)
     kept, held = (index.to(device) for index in hold_out(labels.cpu().numpy(), HELD_OUT, seed=0))

@@ -1,5 +1,6 @@
 """Result files: one small JSON a run, written whole or not at all."""
 
+import hashlib
 import json
 import os
 import platform
@@ -64,6 +65,12 @@ def write_bytes(path: Path, content: bytes) -> None:
     """Write a file so that a reader, or an interruption, finds the old one or the new one and nothing between."""
     with replacing(path) as file:
         file.write(content)
+
+
+def sha256_of(path: Path) -> str:
+    """The digest of what a file contains, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def save_result(path: Path, result: dict[str, Any]) -> None:

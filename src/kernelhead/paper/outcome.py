@@ -1,6 +1,5 @@
 """What is kept of a training: its result, measured on the images it is tested on, and its network."""
 
-import hashlib
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -15,6 +14,7 @@ from kernelhead.backbones import count_parameters
 from kernelhead.data.images import Images
 from kernelhead.data.open import Opened
 from kernelhead.paper.store import Job
+from kernelhead.results import sha256_of
 from kernelhead.train.config import TrainConfig
 from kernelhead.train.loop import Run, Trained, predict
 from kernelhead.train.saved import SavedClassifier, save_classifier
@@ -107,8 +107,7 @@ def _portable(run: Run, job: Job) -> dict[str, Any]:
 @cache
 def file_of_weights(path: str) -> dict[str, str]:
     """How a result names the file of weights that its network began with: `file`, its name, and its `sha256`."""
-    with open(path, "rb") as file:
-        return {"file": Path(path).name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    return {"file": Path(path).name, "sha256": sha256_of(Path(path))}
 
 
 def _per_epoch(values: Tensor, per_epoch: int) -> list[float | None]:

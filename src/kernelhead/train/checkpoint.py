@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from kernelhead.results import write_bytes
+from kernelhead.results import sha256_of, write_bytes
 
 if TYPE_CHECKING:
     from kernelhead.data.images import Images
@@ -79,8 +79,7 @@ def _identity(run: "Run") -> dict[str, Any]:
         del plain["mixup"]  # as in checkpoints from before there was any
     for settings, name in ((plain, "teacher"), (plain["backbone_options"], "weights")):
         if settings.get(name):
-            with classifier_file(Path(settings[name])).open("rb") as file:
-                settings[name] = hashlib.file_digest(file, "sha256").hexdigest()
+            settings[name] = sha256_of(classifier_file(Path(settings[name])))
     return plain
 
 
