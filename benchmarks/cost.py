@@ -2,7 +2,7 @@
 
     python benchmarks/cost.py [--depths 8 20] [--at-once 8] [--json results/bench/cost.json]
     python benchmarks/cost.py --table [--runs results] [--epochs 200] [--json COSTS]
-    python benchmarks/cost.py --plot docs/images/saturation.png [--runs results] [--epochs 200] [--json COSTS]
+    python benchmarks/cost.py --plot docs/images/saturation.png [--runs results] [--epochs 200] [--json COSTS ..]
 
 Training: microseconds a step and run of `kernelhead.train.loop.train` at batch 128, `--at-once` runs at a time, whole
 epochs of made-up images, the median of those behind the first (capture), the lesser of two trainings: one in six or so
@@ -11,7 +11,8 @@ was a third slower on an H200, from its first epoch to its last. Inference: micr
 graph, else the host would be measured. Heads are timed beside softmax in one run; the ratio is to it.
 
 --table and --plot measure nothing: the one sets what is in the JSON file beside the accuracies of the table `beyond` on
-CIFAR-100, the other those of `saturation` against it, from their runs (tuned protocol).
+CIFAR-100, the other those of `saturation` against it, from their runs (tuned protocol). The plot takes the files of
+several measurements, since a time counts there as a multiple of that of softmax in its own file.
 """
 
 import argparse
@@ -133,6 +134,12 @@ def with_accuracies(rows: dict[str, dict[str, Any]], runs: Path, epochs: int) ->
     return {**rows, **found}
 
 
+def relative(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The rows of one measurement, with the time of a training step over that of softmax with the same network."""
+    peers = {name.split(", ", 1)[0]: row["train_us"] for name, row in rows.items() if name.endswith(f", {PEER}")}
+    return {name: {**row, "train_ratio": row["train_us"] / peers[name.split(", ", 1)[0]]} for name, row in rows.items()}
+
+
 def plot(rows: dict[str, dict[str, Any]], runs: Path, epochs: int, path: Path) -> None:
     """Accuracy of ResNet-8 over the head's parameters, and over the time of a step, a line for each kind of head."""
     import matplotlib.pyplot as plt
@@ -144,7 +151,7 @@ def plot(rows: dict[str, dict[str, Any]], runs: Path, epochs: int, path: Path) -
         if found and cost is not None:
             kind = cell.row.rstrip("0123456789").strip()
             accuracy = statistics.mean(found.values())
-            lines.setdefault(kind, []).append((cost["head_parameters"], cost["train_us"], accuracy))
+            lines.setdefault(kind, []).append((cost["head_parameters"], cost["train_ratio"], accuracy))
     if not lines:
         raise SystemExit(f"{runs} has no runs of {epochs} epochs of the table saturation whose cost was measured")
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
@@ -153,7 +160,7 @@ def plot(rows: dict[str, dict[str, Any]], runs: Path, epochs: int, path: Path) -
         for place, axis in enumerate(axes):
             axis.plot([point[place] for point in points], [point[2] for point in points], style, label=kind, ms=4)
     axes[0].set(xscale="log", xlabel="parameters of the head", ylabel=f"test accuracy, %, {epochs} epochs")
-    axes[1].set(xlabel="µs of training a step and run, whole network")
+    axes[1].set(xlabel="time of a training step of the whole network, over that with softmax")
     for axis in axes:
         axis.grid(alpha=0.3)
     axes[1].legend(fontsize=8, frameon=False)
@@ -167,21 +174,25 @@ def main() -> None:
     parser.add_argument("--heads", nargs="+", default=list(HEADS), choices=list(HEADS), metavar="HEAD")
     parser.add_argument("--at-once", type=int, default=8)
     parser.add_argument("--steps", type=int, default=200, help="of an epoch")
-    parser.add_argument("--json", type=Path, help="where the figures are kept")
+    parser.add_argument("--json", type=Path, nargs="+", default=[], help="where the figures are kept; several to plot")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--plot", type=Path, metavar="PNG")
     parser.add_argument("--runs", type=Path, default=Path("results"), help="of `beyond` or `saturation`")
     parser.add_argument("--epochs", type=int, default=200, help="of these runs")
     options = parser.parse_args()
+    if len(options.json) > 1 and (options.table or options.plot is None):
+        parser.error("only --plot takes several files")
     if options.table or options.plot is not None:
-        costs = options.json or Path("results/bench/cost.json")
-        if not costs.exists():
-            raise SystemExit(f"{costs} is not there: measure first, with --json {costs}")
-        kept = json.loads(costs.read_text())
+        files = []
+        for costs in options.json or [Path("results/bench/cost.json")]:
+            if not costs.exists():
+                raise SystemExit(f"{costs} is not there: measure first, with --json {costs}")
+            files.append(json.loads(costs.read_text())["rows"])
         if options.table:
-            print(markdown(with_accuracies(kept["rows"], options.runs, options.epochs)), end="")
+            print(markdown(with_accuracies(files[0], options.runs, options.epochs)), end="")
         if options.plot is not None:
-            plot(kept["rows"], options.runs, options.epochs, options.plot)
+            rows = {name: row for kept in reversed(files) for name, row in relative(kept).items()}  # the first counts
+            plot(rows, options.runs, options.epochs, options.plot)
         return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data = make_images(options.steps, device)
@@ -193,7 +204,7 @@ def main() -> None:
         print(markdown(rows).splitlines()[-1], flush=True)
         if options.json:
             made = {"benchmark": "cost", "batch_size": BATCH, "at_once": options.at_once, "rows": rows, **environment()}
-            write_bytes(options.json, (json.dumps(made, indent=1) + "\n").encode())
+            write_bytes(options.json[0], (json.dumps(made, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """What heads give on feature maps that do not learn with them: a ResNet-50 of ImageNet, Oxford-IIIT Pets.
 
     python benchmarks/frozen.py --weights resnet50-v1.safetensors [--points 256] [--json results/bench/frozen.json]
+    python benchmarks/frozen.py --weights resnet50-v1.safetensors --rectified --json results/bench/frozen_rectified.json
 
-The maps of all images, centre crops, before the last ReLU, are computed once. Each head is trained on four fifths of
-the training images at each rate and tested on the rest, then, at its best rate, on all of them with three seeds, and
-tested on the test images: SGD with momentum, batch 64, a decay of 1e-4, `--epochs` of which the first warms up, then a
-cosine.
+The maps of all images, centre crops, are computed once: before the last ReLU, or behind it. Each head is trained on
+four fifths of the training images at each rate and tested on the rest, then, at its best rate, on all of them with
+three seeds, and tested on the test images: SGD with momentum, batch 64, a decay of 1e-4, `--epochs` of which the first
+warms up, then a cosine.
 """
 
 import argparse
@@ -105,6 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", required=True, help="local safetensors file of a ResNet-50")
     parser.add_argument("--data", default="pets")
+    parser.add_argument("--rectified", action="store_true", help="maps behind the last ReLU")
     parser.add_argument("--points", type=int, default=256, help="landmarks, and channels of the expansion")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--heads", nargs="+", default=list(HEADS), choices=list(HEADS), metavar="HEAD")
@@ -112,7 +114,7 @@ def main() -> None:
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     opened = open_data(options.data, expected_input(NETWORK), device)
-    network = create_backbone(NETWORK, rectified=False, weights=options.weights).to(device).eval()
+    network = create_backbone(NETWORK, rectified=options.rectified, weights=options.weights).to(device).eval()
     maps, test_maps = (maps_of(images, network) for images in (opened.train, opened.test))
     labels, test_labels, classes = opened.train.labels, opened.test.labels, len(opened.classes)
     kept, held = (index.to(device) for index in hold_out(labels.cpu().numpy(), HELD_OUT, seed=0))
@@ -132,8 +134,8 @@ def main() -> None:
         }
         print(markdown(rows).splitlines()[-1], flush=True)
         if options.json:
-            told = {"benchmark": "frozen", "data": options.data, "points": options.points, "epochs": options.epochs}
-            made = {**told, "left_out": len(opened.left_out), "rows": rows, **environment()}
+            asked = {name: getattr(options, name) for name in ("data", "rectified", "points", "epochs")}
+            made = {"benchmark": "frozen", **asked, "left_out": len(opened.left_out), "rows": rows, **environment()}
             write_bytes(options.json, (json.dumps(made, indent=1) + "\n").encode())
 
 
