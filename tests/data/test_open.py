@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from kernelhead.backbones import Input
-from kernelhead.data import large
+from kernelhead.data import large, streamed
 from kernelhead.data.cifar import NAMES
 from kernelhead.data.folder import hold_out
 from kernelhead.data.open import open_data, open_for_testing
@@ -97,7 +97,7 @@ def test_cifar_for_a_classifier_that_was_trained_on_something_else(cifar):
 # --- packed data sets -------------------------------------------------------------------------------------------------
 
 
-def test_pets_from_their_packed_files(tmp_path, data):
+def test_pets_from_their_packed_files(tmp_path, data, monkeypatch):
     for split, counts in (("train", {"blue": 3, "green": 1, "red": 2}), ("test", {"blue": 1, "green": 2, "red": 1})):
         folder = fill(tmp_path / split, counts)
         if split == "test":
@@ -107,6 +107,12 @@ def test_pets_from_their_packed_files(tmp_path, data):
     assert opened.classes == ["blue", "green", "red"]
     assert opened.input == EXPECTED
     assert opened.left_out == [str(tmp_path / "test" / "red" / "broken.jpg")]
+    assert_colours(opened.train, [0, 0, 0, 1, 2, 2])
+    assert_colours(opened.test, [0, 1, 1, 2])
+    monkeypatch.setattr(streamed, "room_on", lambda device: 10**9)
+    told = []
+    opened.keep_decoded(lambda *report: told.append(report))
+    assert told == [("decoding", 6, 6), ("decoding", 4, 4)]
     assert_colours(opened.train, [0, 0, 0, 1, 2, 2])
     assert_colours(opened.test, [0, 1, 1, 2])
     images, classes, left_out = open_for_testing("pets", EXPECTED, CPU, short_side=24)

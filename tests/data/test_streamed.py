@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from PIL import Image
 from scipy.stats import norm
 
+from kernelhead.data import decoded
 from kernelhead.data.packed import PictureFiles, find_images, pack
 from kernelhead.data.picture import open_picture
 from kernelhead.data.streamed import IMAGENET_MEAN, IMAGENET_STD, StreamedImages, colour_shift
@@ -67,9 +68,11 @@ SHAPES = [(480, 640), (640, 480), (100, 130), (224, 224), (333, 500), (1, 1), (1
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("size", [32, 33])
-def test_augmented_images_are_those_of_resizing_cropping_and_flipping(device, size):
+@pytest.mark.parametrize("kept", [False, True])
+def test_augmented_images_are_those_of_resizing_cropping_and_flipping(device, size, kept):
     images = [noise_image(*shape, seed) for seed, shape in enumerate(SHAPES)]
     data = StreamedImages(Arrays(images), size=size, device=torch.device(device))
+    assert not kept or data.keep_decoded(10**9)
     index = torch.arange(len(images)).repeat(6)
     noise = torch.rand(len(index), data.draws, generator=torch.Generator().manual_seed(1))
     noise[: len(images), :4] = 0  # the corners of everything
@@ -245,6 +248,80 @@ def test_wrong_arguments_are_refused(packed):
         StreamedImages(packed, device=CPU, margin=0.9)
     with pytest.raises(ValueError, match="outside of the 12 images"):
         StreamedImages(packed, device=CPU, subset=torch.tensor([12]))
+
+
+# --- images that are kept decoded -------------------------------------------------------------------------------------
+
+
+class Counted(Arrays):
+    """Counts how often an image is asked for."""
+
+    def __init__(self, images):
+        super().__init__(images)
+        self.asked = [0] * len(images)
+
+    def image(self, index):
+        self.asked[index] += 1
+        return super().image(index)
+
+
+def counted(count):
+    return Counted([noise_image(20 + seed % 7, 30 - seed % 11, seed) for seed in range(count)])
+
+
+def test_kept_images_are_the_same_to_the_bit_and_decoded_once():
+    count = decoded.TOGETHER + 3  # they go to the device in two parts
+    streamed, source, told = StreamedImages(counted(count), size=16, device=CPU), counted(count), []
+    kept = StreamedImages(source, size=16, device=CPU)
+    assert kept.keep_decoded(10**9, lambda *report: told.append(report))
+    assert told == [("decoding", decoded.TOGETHER, count), ("decoding", count, count)]
+    asked = list(source.asked)
+    assert set(asked) == {1, 2}  # twice those by which the size of all was judged
+    assert asked.count(2) == decoded.SAMPLE
+    index = torch.randperm(count)
+    noise = torch.rand(count, kept.draws)
+    for one, other in zip(kept.augmented(index, noise), streamed.augmented(index, noise), strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(kept.plain(index)[0], streamed.plain(index)[0])
+    assert source.asked == asked
+
+
+def test_parts_share_what_is_kept():
+    source = counted(12)
+    whole = StreamedImages(source, size=16, device=CPU, subset=torch.tensor([11, 3, 7, 5, 3]))
+    assert whole.keep_decoded(10**9)
+    assert [place for place, times in enumerate(source.asked) if times] == [3, 5, 7, 11]
+    asked = list(source.asked)
+    part = whole.restricted(torch.tensor([4, 0, 2]))
+    images, labels = part.plain(torch.arange(3))
+    assert source.asked == asked
+    expected, expected_labels = StreamedImages(counted(12), size=16, device=CPU).plain(torch.tensor([3, 11, 7]))
+    assert torch.equal(images, expected)
+    assert labels.tolist() == expected_labels.tolist()
+
+
+def test_what_has_no_room_is_not_kept():
+    source = counted(12)
+    size = sum(image.size for image in source.images)
+    data = StreamedImages(source, size=16, device=CPU)
+    assert not data.keep_decoded()  # on a CPU
+    assert sum(source.asked) == 0
+    assert not data.keep_decoded(size - 1)
+    assert data.keep_decoded(size)
+    images, _ = data.plain(torch.arange(12))
+    assert not data.keep_decoded(size - 1)  # and streams again
+    assert torch.equal(data.plain(torch.arange(12))[0], images)
+    empty = StreamedImages(source, size=16, device=CPU, subset=torch.arange(0))
+    assert not empty.keep_decoded(size)
+
+
+def test_a_sample_that_is_too_small_does_not_take_the_room_of_others():
+    """Images that look small where they are judged, and are not."""
+    count = 2 * decoded.TOGETHER
+    looked_at = np.linspace(0, count - 1, decoded.SAMPLE).astype(int)
+    source = Arrays([noise_image(*((4, 4) if place in looked_at else (40, 40))) for place in range(count)])
+    assert not StreamedImages(source, size=16, device=CPU).keep_decoded(48 * count)
+    assert not decoders()
 
 
 # --- batches and their threads ----------------------------------------------------------------------------------------

@@ -128,6 +128,7 @@ def train(
     later = f"the training is kept in {folder}, and the same command with --resume goes on from there"
     with steps_bar("nothing was changed") if world.rank == 0 else nullcontext(None) as packing:
         opened = job.open_for(settings, chosen, world=world, progress=packing)
+        opened.keep_decoded(packing)
     if not chosen_batch:
         usual, settings = settings.batch_size, settings.fitted(len(opened.train), world.size)
         if settings.batch_size != usual and world.rank == 0:

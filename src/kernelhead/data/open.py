@@ -25,6 +25,12 @@ class Opened:
     input: Input
     left_out: list[str]
 
+    def keep_decoded(self, progress: Callable[[str, int, int], None] | None = None) -> None:
+        """Decode large images once, as far as the device has room for them: for who sees them many times."""
+        for images in (self.train, self.test):
+            if isinstance(images, StreamedImages):
+                images.keep_decoded(progress=progress)
+
 
 def open_data(
     data: str,

@@ -1,8 +1,8 @@
 """Large images, decoded by threads on the host; cropped, resized, flipped and coloured on the device.
 
 The host knows from the random numbers which box of an image will be seen. A worker decodes the image and puts the
-pixels of the box into a batch of canvases; on the device, crop, resize and flip are then one linear map, two matrix
-products with a matrix of (size, side) for each image.
+pixels of the box into a batch of canvases, or these are taken from images that stay on the device (`decoded`). There,
+crop, resize and flip are then one linear map, two matrix products with a matrix of (size, side) for each image.
 
 The augmentation is the one of He et al. (CVPR 2016) for ImageNet, in lengths for images of 224 pixels: the short side
 is resized to 256 to 480 pixels, a square is cropped at random, flipped half of the time, and its colour shifted along
@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernelhead import backbones
-from kernelhead.data.packed import started_ahead
+from kernelhead.data.decoded import DecodedImages, decode, room_on
+from kernelhead.data.packed import Progress, started_ahead
 
 IMAGENET_MEAN, IMAGENET_STD = (
     tuple(255 * value for value in each) for each in (backbones.IMAGENET_MEAN, backbones.IMAGENET_STD)
@@ -52,10 +53,13 @@ class ImageSource(Protocol):
 
 @dataclass(frozen=True)
 class _Started:
-    """A batch on its way: canvases (B, side, side, 3) and maps (B, 3, 3), which the tasks fill in."""
+    """A batch on its way: what is seen of the images and maps (B, 3, 3), which the tasks fill in.
+
+    `seen` are canvases (B, side, side, 3), or, of decoded images, place in the source, top and left of the box (B, 3).
+    """
 
     index: Tensor
-    canvases: Tensor
+    seen: Tensor
     maps: Tensor
     tasks: list[Future[None]]
 
@@ -103,6 +107,7 @@ class StreamedImages:
             raise ValueError(f"the margin is {margin}; it has to be 1 or more")
         self._plain_short = round((SHORTEST if margin is None else margin) * size)
         self._side = _longest_box(source.short_side, size, min(self._plain_short, round(SHORTEST * size)))
+        self._decoded: DecodedImages | None = None
 
     def __len__(self) -> int:
         return len(self._chosen)
@@ -113,6 +118,18 @@ class StreamedImages:
         part._chosen = self._chosen[index.cpu().numpy()]
         part.labels = self.labels[index.to(self.device)]
         return part
+
+    def keep_decoded(self, most_bytes: int | None = None, progress: Progress | None = None) -> bool:
+        """Decode all images once and keep them on the device, if they fit; says whether they do.
+
+        Batches stay the same to the bit. `most_bytes` is an eighth of the free memory on a GPU and nothing on a CPU,
+        unless given. What is `restricted` later shares them.
+        """
+        room = room_on(self.device) if most_bytes is None else most_bytes
+        self._decoded = decode(
+            self.source, self._chosen, self.device, workers=self.workers, most_bytes=room, progress=progress
+        )
+        return self._decoded is not None
 
     def augmented(self, index: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Images (B, 3, size, size) and labels (B,) at `index` (B,), changed at random as `noise` (B, draws) says.
@@ -152,30 +169,42 @@ class StreamedImages:
         if noise is not None and noise.shape != (len(places), self.draws):
             raise ValueError(f"noise has shape {tuple(noise.shape)}, not {(len(places), self.draws)}")
         pinned = self.device.type == "cuda"
-        canvases = torch.empty((len(places), self._side, self._side, 3), dtype=torch.uint8, pin_memory=pinned)
         maps = torch.zeros((len(places), 3, 3), pin_memory=pinned)
         if noise is not None:
             maps[:, 2] = colour_shift(noise[:, 4:].cpu())
+        images = self._chosen[places].tolist()
         rows = [None] * len(places) if noise is None else noise[:, :4].tolist()
+        if self._decoded is not None:
+            seen = torch.zeros((len(places), 3), dtype=torch.long, pin_memory=pinned)
+            for image, row, corner, map_ in zip(images, rows, seen.numpy(), maps.numpy(), strict=True):
+                height, width = self._decoded.sides[image]
+                vertical, horizontal = self._boxes(height, width, row)
+                corner[:] = image, vertical.begin, horizontal.begin
+                map_[:2] = vertical.numbers, horizontal.numbers
+            return _Started(index, seen, maps, [])
+        canvases = torch.empty((len(places), self._side, self._side, 3), dtype=torch.uint8, pin_memory=pinned)
 
-        def decode(image: int, canvas: NDArray[np.uint8], map_: NDArray[np.float32], row: list[float] | None) -> None:
+        def fill(image: int, row: list[float] | None, canvas: NDArray[np.uint8], map_: NDArray[np.float32]) -> None:
             pixels = self.source.image(image)
-            sides = pixels.shape[0], pixels.shape[1]
-            if row is None:
-                vertical, horizontal = _central_boxes(*sides, self.size, self._plain_short)
-            else:
-                vertical, horizontal = _random_boxes(*sides, self.size, row)
+            vertical, horizontal = self._boxes(pixels.shape[0], pixels.shape[1], row)
             box = pixels[vertical.begin : vertical.end, horizontal.begin : horizontal.end]
             canvas[: box.shape[0], : box.shape[1]] = box
             map_[:2] = vertical.numbers, horizontal.numbers
 
-        arguments = zip(self._chosen[places].tolist(), canvases.numpy(), maps.numpy(), rows, strict=True)
-        return _Started(index, canvases, maps, [pool.submit(decode, *each) for each in arguments])
+        arguments = zip(images, rows, canvases.numpy(), maps.numpy(), strict=True)
+        return _Started(index, canvases, maps, [pool.submit(fill, *each) for each in arguments])
+
+    def _boxes(self, height: int, width: int, row: list[float] | None) -> "tuple[_Box, _Box]":
+        """What is seen of an image, vertically and horizontally, by its random numbers, or plain without them."""
+        if row is None:
+            return _central_boxes(height, width, self.size, self._plain_short)
+        return _random_boxes(height, width, self.size, row)
 
     def _finish(self, batch: _Started) -> tuple[Tensor, Tensor]:
         for task in batch.tasks:
             task.result()
-        canvases = batch.canvases.to(self.device, non_blocking=True)
+        seen = batch.seen.to(self.device, non_blocking=True)
+        canvases = seen if self._decoded is None else self._decoded.canvases(seen[:, 0], seen[:, 1:], self._side)
         maps = batch.maps.to(self.device, non_blocking=True)
         labels = self.labels[batch.index.to(self.device, non_blocking=True)]
         with torch.autocast(self.device.type, enabled=False):  # half precision would lose the last bits of a byte

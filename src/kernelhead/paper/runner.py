@@ -195,6 +195,7 @@ def _open(name: str, device: torch.device) -> Opened:
         raise ValueError(
             f"{name} has {found['train']} images to train on and {found['test']} to test on: not all of it"
         )
+    opened.keep_decoded()
     return opened
 
 
