@@ -287,6 +287,20 @@ def test_charts_of_a_part_look_like_those_of_the_whole(tmp_path, write):
     assert all(list(chart.order) == ["SM", "LIN", "SOP", "KER", "Ours"] for chart in curves)
 
 
+def test_the_protocol_with_the_most_cells_has_its_charts_first(tmp_path, write):
+    store, experiment = Store(tmp_path, 3), EXPERIMENTS["beyond"]
+    paper, tuned = experiment.protocols.values()
+    for cell in experiment.cells:
+        if cell.row == "ResNet-8":
+            write(store, cell.recipe, tuned, 0, 80.0, epochs=3)
+    softmax = experiment.cells[0].recipe
+    write(store, softmax, paper, 0, 70.0, epochs=3)
+    titles = [chart.title for chart in section(experiment, store, [paper, tuned]).charts]
+    order = [next(name for name in ("paper", "tuned") if f"{name} protocol" in title) for title in titles]
+    assert order == sorted(order, reverse=True)
+    assert set(order) == {"paper", "tuned"}
+
+
 def test_other_epochs_are_other_tables(tmp_path, write):
     experiment = EXPERIMENTS["kernels"]
     for epochs, accuracy in ((9, 70.0), (30, 71.0)):

@@ -23,10 +23,17 @@ Runs = list[tuple[Cell, dict[str, Any]]]
 
 
 def section(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) -> Section:
-    """What the page shows of an experiment. Charts are those of the first seed under each protocol."""
+    """What the page shows of an experiment.
+
+    Charts are those of the first seed, under the protocol with the most cells first: another may have but what it
+    shares with other tables.
+    """
     charts: list[AnyChart] = []
-    for protocol in protocols:
-        first = [(cell, run) for cell in experiment.cells if (run := _first(cell, store, protocol)) is not None]
+    of_protocol = [
+        ([(cell, run) for cell in experiment.cells if (run := _first(cell, store, protocol)) is not None], protocol)
+        for protocol in protocols
+    ]
+    for first, protocol in sorted(of_protocol, key=lambda pair: -len(pair[0])):
         if not first:
             continue
         if any(cell.recipe.subset for cell, _ in first):
