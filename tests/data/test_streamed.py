@@ -286,6 +286,17 @@ def test_kept_images_are_the_same_to_the_bit_and_decoded_once():
     assert source.asked == asked
 
 
+def test_batches_on_their_way_may_be_overtaken():
+    data = StreamedImages(counted(12), size=16, device=CPU)
+    expected, _ = data.plain(torch.arange(12))
+    batches = data.batches([(each, None) for each in torch.arange(12).split(2)], ahead=2)
+    seen = [next(batches)[0]]
+    assert data.keep_decoded(10**9)
+    seen.append(next(batches)[0])
+    assert not data.keep_decoded(1)
+    assert torch.equal(torch.cat([*seen, *(images for images, _ in batches)]), expected)
+
+
 def test_parts_share_what_is_kept():
     source = counted(12)
     whole = StreamedImages(source, size=16, device=CPU, subset=torch.tensor([11, 3, 7, 5, 3]))

@@ -55,13 +55,14 @@ class ImageSource(Protocol):
 class _Started:
     """A batch on its way: what is seen of the images and maps (B, 3, 3), which the tasks fill in.
 
-    `seen` are canvases (B, side, side, 3), or, of decoded images, place in the source, top and left of the box (B, 3).
+    `seen` are canvases (B, side, side, 3), or, of `decoded` images, place in the source, top and left of a box (B, 3).
     """
 
     index: Tensor
     seen: Tensor
     maps: Tensor
     tasks: list[Future[None]]
+    decoded: DecodedImages | None = None
 
 
 class StreamedImages:
@@ -181,7 +182,7 @@ class StreamedImages:
                 vertical, horizontal = self._boxes(height, width, row)
                 corner[:] = image, vertical.begin, horizontal.begin
                 map_[:2] = vertical.numbers, horizontal.numbers
-            return _Started(index, seen, maps, [])
+            return _Started(index, seen, maps, [], self._decoded)
         canvases = torch.empty((len(places), self._side, self._side, 3), dtype=torch.uint8, pin_memory=pinned)
 
         def fill(image: int, row: list[float] | None, canvas: NDArray[np.uint8], map_: NDArray[np.float32]) -> None:
@@ -204,7 +205,7 @@ class StreamedImages:
         for task in batch.tasks:
             task.result()
         seen = batch.seen.to(self.device, non_blocking=True)
-        canvases = seen if self._decoded is None else self._decoded.canvases(seen[:, 0], seen[:, 1:], self._side)
+        canvases = seen if batch.decoded is None else batch.decoded.canvases(seen[:, 0], seen[:, 1:], self._side)
         maps = batch.maps.to(self.device, non_blocking=True)
         labels = self.labels[batch.index.to(self.device, non_blocking=True)]
         with torch.autocast(self.device.type, enabled=False):  # half precision would lose the last bits of a byte
