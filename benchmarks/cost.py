@@ -10,9 +10,9 @@ was a third slower on an H200, from its first epoch to its last. Inference: micr
 1000 in evaluation mode, kernel heads frozen, the median of 20; on a GPU under autocast to bfloat16 and within a CUDA
 graph, else the host would be measured. Heads are timed beside softmax in one run; the ratio is to it.
 
---table and --plot measure nothing: the one sets what is in the JSON file beside the accuracies of the table `beyond` on
-CIFAR-100, the other those of `saturation` against it, from their runs (tuned protocol). The plot takes the files of
-several measurements, since a time counts there as a multiple of that of softmax in its own file.
+--table and --plot measure nothing: the one sets what is in the JSON file beside the accuracies of the table `beyond`,
+the other those of `saturation` against it, from their runs (tuned protocol). The plot takes the files of several
+measurements, since a time counts there as a multiple of that of softmax in its own file.
 """
 
 import argparse
@@ -40,6 +40,7 @@ from kernelhead.train.schedule import Schedule
 
 BATCH, CLASSES, PEER = 128, 100, "softmax"
 TRAININGS, EPOCHS = 2, 5
+DATA_SETS = tuple(beyond.DATA_SETS.values())
 TIMES = {"train_us": ".0f", "inference_us": ".2f"}
 HEADS: dict[str, tuple[str, dict[str, Any]]] = {
     **SIZED,
@@ -104,15 +105,16 @@ def inference(model: torch.nn.Module, device: torch.device, batch: int = 1000, r
 
 def markdown(rows: dict[str, dict[str, Any]]) -> str:
     """A line a network and head: its parameters, times, and their ratios to softmax; or those with accuracies."""
-    told = any("accuracy" in row for row in rows.values())
-    titles = ["network", "head", *["accuracy, % (seeds)"] * told, "head's parameters"]
+    told = any("accuracies" in row for row in rows.values())
+    titles = ["network", "head", *([f"{data}, % (seeds)" for data in DATA_SETS] if told else []), "head's parameters"]
     titles += ["training, µs a step", "ratio", "inference, µs an image", "ratio"]
     lines = [titles, ["---", "---", *["--:"] * (len(titles) - 2)]]
     for name, row in rows.items():
-        if told and "accuracy" not in row:
+        if told and "accuracies" not in row:
             continue
         network, head = name.split(", ", 1)
-        line = [network, head, *([row["accuracy"]] if told else []), f"{row['head_parameters']:,}"]
+        line = [network, head, *([row["accuracies"].get(data, "") for data in DATA_SETS] if told else [])]
+        line.append(f"{row['head_parameters']:,}")
         for key, form in TIMES.items():
             line += [f"{row[key]:{form}}", f"{row[key] / rows[f'{network}, {PEER}'][key]:.2f}"]
         lines.append(line)
@@ -120,18 +122,18 @@ def markdown(rows: dict[str, dict[str, Any]]) -> str:
 
 
 def with_accuracies(rows: dict[str, dict[str, Any]], runs: Path, epochs: int) -> dict[str, dict[str, Any]]:
-    """The same, with the accuracies of networks and heads of the table `beyond` on CIFAR-100."""
+    """The same, with the accuracies of networks and heads of the table `beyond`, by data set."""
     store, protocol = Store(runs, epochs), BEYOND.protocols["tuned"]
     names = {column: name for column, head in beyond.HEADS.items() for name, own in HEADS.items() if own == head}
-    found = {}
+    found: dict[str, dict[str, str]] = {}
     for cell in BEYOND.cells:
         column, data = cell.column.split()
         name, values = f"{cell.row}, {names[column]}", accuracies(cell, store, protocol)
-        if data == "CIFAR-100" and values and name in rows:
-            found[name] = {**rows[name], "accuracy": f"{statistics.mean(values.values()):.2f} ({len(values)})"}
+        if values and name in rows:
+            found.setdefault(name, {})[data] = f"{statistics.mean(values.values()):.2f} ({len(values)})"
     if not found:
         raise SystemExit(f"{runs} has no runs of {epochs} epochs of the table beyond whose cost was measured")
-    return {**rows, **found}
+    return {**rows, **{name: {**rows[name], "accuracies": told} for name, told in found.items()}}
 
 
 def relative(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
