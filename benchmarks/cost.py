@@ -138,8 +138,8 @@ def with_accuracies(rows: dict[str, dict[str, Any]], runs: Path, epochs: int) ->
 
 def relative(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The rows of one measurement, with the time of a training step over that of softmax with the same network."""
-    peers = {name.split(", ", 1)[0]: row["train_us"] for name, row in rows.items() if name.endswith(f", {PEER}")}
-    return {name: {**row, "train_ratio": row["train_us"] / peers[name.split(", ", 1)[0]]} for name, row in rows.items()}
+    peers = {name: rows[f"{name.split(', ')[0]}, {PEER}"] for name in rows}
+    return {name: {**row, "train_ratio": row["train_us"] / peers[name]["train_us"]} for name, row in rows.items()}
 
 
 def plot(rows: dict[str, dict[str, Any]], runs: Path, epochs: int, path: Path) -> None:

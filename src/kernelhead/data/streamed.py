@@ -178,8 +178,7 @@ class StreamedImages:
         if self._decoded is not None:
             seen = torch.zeros((len(places), 3), dtype=torch.long, pin_memory=pinned)
             for image, row, corner, map_ in zip(images, rows, seen.numpy(), maps.numpy(), strict=True):
-                height, width = self._decoded.sides[image]
-                vertical, horizontal = self._boxes(height, width, row)
+                vertical, horizontal = self._boxes(self._decoded.sides[image], row)
                 corner[:] = image, vertical.begin, horizontal.begin
                 map_[:2] = vertical.numbers, horizontal.numbers
             return _Started(index, seen, maps, [], self._decoded)
@@ -187,7 +186,7 @@ class StreamedImages:
 
         def fill(image: int, row: list[float] | None, canvas: NDArray[np.uint8], map_: NDArray[np.float32]) -> None:
             pixels = self.source.image(image)
-            vertical, horizontal = self._boxes(pixels.shape[0], pixels.shape[1], row)
+            vertical, horizontal = self._boxes(pixels.shape[:2], row)
             box = pixels[vertical.begin : vertical.end, horizontal.begin : horizontal.end]
             canvas[: box.shape[0], : box.shape[1]] = box
             map_[:2] = vertical.numbers, horizontal.numbers
@@ -195,8 +194,9 @@ class StreamedImages:
         arguments = zip(images, rows, canvases.numpy(), maps.numpy(), strict=True)
         return _Started(index, canvases, maps, [pool.submit(fill, *each) for each in arguments])
 
-    def _boxes(self, height: int, width: int, row: list[float] | None) -> "tuple[_Box, _Box]":
-        """What is seen of an image, vertically and horizontally, by its random numbers, or plain without them."""
+    def _boxes(self, sides: tuple[int, ...], row: list[float] | None) -> "tuple[_Box, _Box]":
+        """What is seen of an image of height and width, in either direction: by random numbers, or plain without."""
+        height, width = sides
         if row is None:
             return _central_boxes(height, width, self.size, self._plain_short)
         return _random_boxes(height, width, self.size, row)
