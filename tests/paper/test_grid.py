@@ -146,6 +146,16 @@ def test_active_learning_pairs_strategies(store, write):
     ]
 
 
+def test_the_time_of_selections_is_told(store, write):
+    for strategy, seconds in (("margin", 0.25), ("k-center", 3.14)):
+        selection = {"strategy": strategy, "images": 40_000, "seconds": seconds}
+        for head in ("SM", "Ours"):
+            write(store, cell_of("active", "40 %", f"{head} {strategy} ResNet-20"), PAPER, {0: 50.0}, selection=selection)
+    notes = table(EXPERIMENTS["active"], store, [PAPER]).notes
+    told = [note for note in notes if "once for all budgets" in note]
+    assert told == ["k-center put 40,000 images in order by the features of resnet20 in 3.1 s, once for all budgets."]
+
+
 def test_pictures_left_out_and_hardware_are_told(store, write):
     protocol = EXPERIMENTS["transfer"].protocols["paper"]
     write(

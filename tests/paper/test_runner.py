@@ -38,7 +38,7 @@ CLASSES = 8  # of the quick data
 RATES = {"transfer": ("0.003", "0.01")}  # of quick runs; else
 CIFAR_RATES = ("0.05", "0.1")
 WHOLE = {cell.recipe.key for table in EXPERIMENTS.values() for cell in table.cells if cell.recipe.subset is None}
-TIMES = ("seconds", "at_once")
+TIMES = ("seconds", "at_once", "selection")  # what differs between two times of the same
 
 
 def ignore(_):
@@ -683,6 +683,12 @@ def test_subsets_of_active_learning(shallow, spy, tmp_path):
         assert chosen[:6] == first
         assert chosen == subsets["softmax", strategy, 90][: len(chosen)]
     assert len({tuple(subsets["softmax", strategy, 30]) for strategy in ("random", "margin", "kcenter")}) == 3
+    selections = {each.result["method"]: each.result.get("selection") for each in spy}
+    told = [selections[f"resnet56-{head}-kcenter{percent}"] for head in ("softmax", "kernel") for percent in (30, 90)]
+    assert all(selection == told[0] for selection in told)  # chosen once, for all budgets and both heads
+    assert told[0]["strategy"] == "k-center" and told[0]["images"] == 51 and told[0]["seconds"] > 0
+    assert selections["resnet56-softmax-margin30"]["strategy"] == "margin"
+    assert selections["resnet56-softmax-random30"] is None
 
     # Once more from the network left behind, one image at a time in double precision.
     seed_model = tmp_path / "cifar100" / "1-epochs" / "resnet56-softmax-random10"
@@ -717,7 +723,7 @@ def test_nobody_looks_at_labels_that_were_not_paid_for(shallow, tmp_path):
     for cell in EXPERIMENTS["active"].cells:
         if cell.row == "30 %" and cell.recipe.head == "softmax" and cell.recipe.backbone == "cifar_resnet56":
             job = Job(cell.recipe, protocol, 1, 0, 0.1, 1e-4, False, tmp_path / "unused")
-            kept = runner._subset(job, opened, store)
+            kept, _ = runner._subset(job, opened, store)
             for path in tmp_path.rglob("*-seed0-*.safetensors"):
                 path.unlink()
             bought = set(kept[:6].tolist())
@@ -725,7 +731,7 @@ def test_nobody_looks_at_labels_that_were_not_paid_for(shallow, tmp_path):
             hidden = [index for index in range(64) if index not in bought]
             opened.train.labels[hidden] = labels[hidden].flip(0)
             assert not torch.equal(opened.train.labels, labels)
-            assert runner._subset(job, opened, store).tolist() == kept.tolist()
+            assert runner._subset(job, opened, store)[0].tolist() == kept.tolist()
             opened.train.labels.copy_(labels)
 
 

@@ -19,6 +19,7 @@ from torch import nn
 
 from kernelhead.data.resident import ResidentImages, channel_statistics
 from kernelhead.train import checkpoint as checkpoints
+from kernelhead.train import loop
 from kernelhead.train.checkpoint import identify, load_checkpoint
 from kernelhead.train.loop import Run, train
 from kernelhead.train.member import Member
@@ -212,6 +213,35 @@ def test_a_finished_training_is_not_trained_again(tmp_path, monkeypatch, whole):
     go_on(path)
     on_call(1, Member, "step", stop, monkeypatch.setattr)
     assert_same(whole, go_on(path), path)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "takes", "expected"),
+    [
+        (2.5, 0.0, [3, 6, 9, 12]),
+        (2.5, 0.1, [3, 6, 9, 12]),  # 20 * 0.1 is less than 2.5
+        (2.5, 0.2, [3, 8, 12]),
+        (0.0, 9.0, list(range(1, 13))),  # after each step, however long it takes
+    ],
+)
+def test_checkpoints_that_take_long_are_written_less_often(tmp_path, monkeypatch, seconds, takes, expected):
+    now, saved = 0.0, []
+
+    def step(member, real=Member.step):
+        nonlocal now
+        now += 1.0 / len(RUNS)
+        real(member)
+
+    def save(history, step, *_):
+        nonlocal now
+        now += takes
+        saved.append(step)
+
+    monkeypatch.setattr(loop.time, "monotonic", lambda: now)
+    monkeypatch.setattr(Member, "step", step)
+    monkeypatch.setattr(checkpoints.History, "save", save)
+    go_on(tmp_path / "c.safetensors", seconds=seconds)
+    assert sorted(set(saved)) == expected
 
 
 def test_random_numbers_around_a_training_are_their_own(tmp_path):

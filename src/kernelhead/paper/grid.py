@@ -257,7 +257,23 @@ def _notes(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) 
         result["experiment"]: result["images"]["left_out"] for result in results if result["images"]["left_out"]
     }
     notes += [f"{count} pictures of {name} were missing or could not be read." for name, count in left_out.items()]
-    return notes
+    return notes + _selections(results)
+
+
+def _selections(results: Sequence[dict[str, Any]]) -> list[str]:
+    """How long it took to choose what to label, for each network that it was done with."""
+    found: dict[tuple[str, str, int], set[float]] = {}
+    for result in results:
+        if "selection" in result:
+            selection = result["selection"]
+            network = result["config"]["backbone"], selection["strategy"], selection["images"]
+            found.setdefault(network, set()).add(selection["seconds"])
+    return [
+        f"{strategy} put {images:,} images in order by the features of {backbone.removeprefix('cifar_')} in "
+        f"{np.mean(list(seconds)):.1f} s, once for all budgets."
+        for (backbone, strategy, images), seconds in found.items()
+        if strategy == "k-center"
+    ]
 
 
 def _over_softmax(experiment: Experiment) -> list[str]:

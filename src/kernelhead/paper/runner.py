@@ -207,11 +207,12 @@ def _train(
     what = f"{recipe.data}: {'choosing' if jobs[0].choosing else 'training'} {recipe.key}{others}"
     progress(Progress(0, 0, what))
     opened = source.open(recipe.data)
-    images, test = [], []
+    images, test, selections = [], [], []
     for job in jobs:
-        training, testing = _images(job, opened, store)
+        training, testing, selection = _images(job, opened, store)
         images.append(training)
         test.append(testing)
+        selections.append(selection)
     schedule = Schedule(jobs[0].epochs, protocol.batch_size, warmup_epochs=protocol.warmup_epochs)
     paths = [str(job.path.relative_to(store.root)) for job in jobs]
     checkpoint = store.root / PARTIAL / f"{_digest(paths)}.safetensors"
@@ -247,10 +248,10 @@ def _train(
     seconds = (time.perf_counter() - began) / len(jobs)
     # All are measured before the first is kept: a group that is stopped in between goes on from its checkpoint.
     results = [
-        measure(job, found, opened, training, testing, seconds, len(jobs))
+        measure(job, found, opened, training, testing, seconds, len(jobs)) | selection
         if job.choosing or store.read(job.path) is None
         else None  # its network was missing, and what was measured stays
-        for job, found, training, testing in zip(jobs, trained, images, test, strict=True)
+        for job, found, training, testing, selection in zip(jobs, trained, images, test, selections, strict=True)
     ]
     for job, found, result in zip(jobs, trained, results, strict=True):
         if result is None and found.diverged_at is not None:
@@ -296,32 +297,39 @@ def _run(job: Job, store: Store, settings: Settings) -> Run:
     )
 
 
-def _images(job: Job, opened: Opened, store: Store) -> tuple[Images, Images]:
-    """What a job trains on and what it is tested on."""
+def _images(job: Job, opened: Opened, store: Store) -> tuple[Images, Images, dict[str, Any]]:
+    """What a job trains on, what it is tested on, and what its result tells of how images were selected."""
     if job.choosing:
         kept, held = hold_out(opened.train.labels.cpu().numpy(), HELD_OUT, seed=0)
-        return opened.train.restricted(kept), opened.train.restricted(held)
+        return opened.train.restricted(kept), opened.train.restricted(held), {}
     if job.recipe.subset is not None:
-        return opened.train.restricted(_subset(job, opened, store)), opened.test
-    return opened.train, opened.test
+        subset, selection = _subset(job, opened, store)
+        return opened.train.restricted(subset), opened.test, selection
+    return opened.train, opened.test, {}
 
 
-def _subset(job: Job, opened: Opened, store: Store) -> Tensor:
-    """Indices of a subset for active learning: the random tenth of the seed model, and what was chosen then."""
+def _subset(job: Job, opened: Opened, store: Store) -> tuple[Tensor, dict[str, Any]]:
+    """Indices of a subset for active learning: the random tenth of the seed model, and what was chosen then.
+
+    With them, where a network chose, `selection`: the strategy, how many images it put in order once for all budgets,
+    and the seconds of that, without those in which the network looked at the images.
+    """
     recipe = job.recipe
     assert recipe.subset is not None
     samples = len(opened.train)
     count = samples * recipe.subset.percent // 100
     random = select("random", samples * PERCENTS[-1] // 100, samples=samples, seed=job.seed)
     if recipe.subset.strategy == "random" or recipe.seed_model is None:
-        return random[:count]
+        return random[:count], {}
     model_path = store.model_path(recipe.seed_model, job.protocol, job.seed)
     place = model_path.with_name(f"{model_path.stem}-{recipe.subset.strategy}.safetensors")
     first = random[: samples * FIRST // 100]
     try:
-        chosen = load_checkpoint(place)[0]["chosen"]
+        tensors, selection = load_checkpoint(place)
+        chosen = tensors["chosen"]
     except BrokenCheckpointError:
         logits, embeddings = _embed(load_classifier(model_path), opened.train)
+        began = time.perf_counter()
         chosen = select(
             recipe.subset.strategy,
             len(random) - len(first),
@@ -329,8 +337,10 @@ def _subset(job: Job, opened: Opened, store: Store) -> Tensor:
             embeddings=embeddings,
             labelled=first,
         )
-        save_checkpoint(place, {"chosen": chosen}, {"strategy": recipe.subset.strategy, "seed": job.seed})
-    return torch.cat([first, chosen])[:count]
+        seconds = time.perf_counter() - began
+        selection = {"strategy": recipe.subset.strategy, "images": len(chosen), "seconds": seconds}
+        save_checkpoint(place, {"chosen": chosen}, selection)
+    return torch.cat([first, chosen])[:count], {"selection": selection}
 
 
 def _embed(saved: SavedClassifier, data: Images) -> tuple[Tensor, Tensor]:

@@ -27,6 +27,7 @@ from kernelhead.train.schedule import Schedule
 __all__ = ["Moment", "Run", "Trained", "predict", "train"]
 
 REPORT_SECONDS = 0.5
+SAVING_SHARE = 20  # checkpoints take at most one part in so many of the time: those of several large networks are slow
 BATCH_PIXELS = 2**22
 
 
@@ -60,9 +61,10 @@ def train(
 
     A run whose loss is not finite stops at the end of that epoch, with the step recorded; the others go on.
 
-    With `checkpoint`, everything is saved there every `checkpoint_seconds`, at the end, and before leaving on SIGINT
-    or SIGTERM (which then raise KeyboardInterrupt); a later call with the same arguments goes on from there, on a CPU
-    to the bit. The one before is kept beside it, and used if the newest is damaged.
+    With `checkpoint`, everything is saved there every `checkpoint_seconds`, less often where saving takes more than a
+    twentieth of them and after each step if they are 0, at the end, and before leaving on SIGINT or SIGTERM (which then
+    raise KeyboardInterrupt); a later call with the same arguments goes on from there, on a CPU to the bit. The one
+    before is kept beside it, and used if the newest is damaged.
 
     `compiled` uses torch.compile. `progress` is called after each epoch, and within one where steps are slow.
     """
@@ -114,7 +116,7 @@ def train(
     if first % per_epoch == 0:  # saved at the end of an epoch, maybe before this was asked
         note_divergence(first)
     graph: Graph | None = None
-    step, saved, reported = first, time.monotonic(), time.monotonic()
+    step, saved, reported, pause = first, time.monotonic(), time.monotonic(), checkpoint_seconds
     with deferred_interrupts() as interruption, torch.random.fork_rng(devices=[]), ExitStack() as ending:
         for member in members:
             ending.callback(member.close)
@@ -142,9 +144,11 @@ def train(
                 if graph is None and time.monotonic() - reported > REPORT_SECONDS and step % per_epoch:
                     report(step, epoch)
                     reported = time.monotonic()
-                if checkpoint is not None and time.monotonic() - saved > checkpoint_seconds:
+                if checkpoint is not None and time.monotonic() - saved > pause:
+                    saving = time.monotonic()
                     save(step)
                     saved = time.monotonic()
+                    pause = checkpoint_seconds and max(checkpoint_seconds, SAVING_SHARE * (saved - saving))
             for member in alive:
                 member.prepare_epoch(epoch + 1)
             if report(step, epoch):
