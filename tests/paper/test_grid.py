@@ -150,7 +150,9 @@ def test_the_time_of_selections_is_told(store, write):
     for strategy, seconds in (("margin", 0.25), ("k-center", 3.14)):
         selection = {"strategy": strategy, "images": 40_000, "seconds": seconds}
         for head in ("SM", "Ours"):
-            write(store, cell_of("active", "40 %", f"{head} {strategy} ResNet-20"), PAPER, {0: 50.0}, selection=selection)
+            write(
+                store, cell_of("active", "40 %", f"{head} {strategy} ResNet-20"), PAPER, {0: 50.0}, selection=selection
+            )
     notes = table(EXPERIMENTS["active"], store, [PAPER]).notes
     told = [note for note in notes if "once for all budgets" in note]
     assert told == ["k-center put 40,000 images in order by the features of resnet20 in 3.1 s, once for all budgets."]

@@ -94,7 +94,9 @@ def train(
     device: Annotated[str | None, _option(MACHINE, "auto, cpu or cuda.")] = None,
     compile: Annotated[bool | None, _option(MACHINE, "Use torch.compile, or not.")] = None,
     workers: Annotated[int | None, _option(MACHINE, "Threads that decode pictures.")] = None,
-    checkpoint_seconds: Annotated[float | None, _option(MACHINE, "Seconds between checkpoints, more where saving one takes long.")] = None,
+    checkpoint_seconds: Annotated[
+        float | None, _option(MACHINE, "Seconds between checkpoints, more where saving one takes long.")
+    ] = None,
     tensorboard: Annotated[bool | None, _option(MACHINE, "Write for TensorBoard too, or not.")] = None,
 ) -> None:
     """Train a classifier on images and keep it.
