@@ -1,7 +1,7 @@
 """What a head costs: training and inference of a CIFAR ResNet with each head, beside the softmax head.
 
     python benchmarks/cost.py [--depths 8 20] [--at-once 8] [--json results/bench/cost.json]
-    python benchmarks/cost.py --table [--runs results] [--epochs 200] [--json COSTS]
+    python benchmarks/cost.py --table [--runs results] [--epochs 200] [--json COSTS ..]
     python benchmarks/cost.py --plot docs/images/saturation.png [--runs results] [--epochs 200] [--json COSTS ..]
 
 Training: microseconds a step and run of `kernelhead.train.loop.train` at batch 128, `--at-once` runs at a time, whole
@@ -10,9 +10,10 @@ was a third slower on an H200, from its first epoch to its last. Inference: micr
 1000 in evaluation mode, kernel heads frozen, the median of 20; on a GPU under autocast to bfloat16 and within a CUDA
 graph, else the host would be measured. Heads are timed beside softmax in one run; the ratio is to it.
 
---table and --plot measure nothing: the one sets what is in the JSON file beside the accuracies of the table `beyond`,
-the other those of `saturation` against it, from their runs (tuned protocol). The plot takes the files of several
-measurements, since a time counts there as a multiple of that of softmax in its own file.
+--table and --plot measure nothing: the one sets what is in the JSON files beside the accuracies of the table `beyond`,
+the other those of `saturation` against it, from their runs (tuned protocol). Both take the files of several
+measurements: all heads of a network come from the first of them that has it, in the plot a head from the first that has
+that, since a time counts there as a multiple of that of softmax in its own file.
 """
 
 import argparse
@@ -40,6 +41,7 @@ from kernelhead.train.schedule import Schedule
 
 BATCH, CLASSES, PEER = 128, 100, "softmax"
 TRAININGS, EPOCHS = 2, 5
+MEASURED = [Path("results/bench/cost.json"), Path("results/bench/cost_depths.json")]
 DATA_SETS = tuple(beyond.DATA_SETS.values())
 TIMES = {"train_us": ".0f", "inference_us": ".2f"}
 HEADS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -136,6 +138,18 @@ def with_accuracies(rows: dict[str, dict[str, Any]], runs: Path, epochs: int) ->
     return {**rows, **{name: {**rows[name], "accuracies": told} for name, told in found.items()}}
 
 
+def together(files: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """The rows of several measurements by depth; a network is that of the first which has it."""
+    networks: dict[str, dict[str, dict[str, Any]]] = {}
+    for rows in files:
+        found: dict[str, dict[str, dict[str, Any]]] = {}
+        for name, row in rows.items():
+            found.setdefault(name.split(", ")[0], {})[name] = row
+        networks = {**found, **networks}
+    ordered = sorted(networks, key=lambda network: int(network.rpartition("-")[2]))
+    return {name: row for network in ordered for name, row in networks[network].items()}
+
+
 def relative(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The rows of one measurement, with the time of a training step over that of softmax with the same network."""
     peers = {name: rows[f"{name.split(', ')[0]}, {PEER}"] for name in rows}
@@ -176,22 +190,22 @@ def main() -> None:
     parser.add_argument("--heads", nargs="+", default=list(HEADS), choices=list(HEADS), metavar="HEAD")
     parser.add_argument("--at-once", type=int, default=8)
     parser.add_argument("--steps", type=int, default=200, help="of an epoch")
-    parser.add_argument("--json", type=Path, nargs="+", default=[], help="where the figures are kept; several to plot")
+    parser.add_argument("--json", type=Path, nargs="+", default=[], help="where the figures are kept; several to read")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--plot", type=Path, metavar="PNG")
     parser.add_argument("--runs", type=Path, default=Path("results"), help="of `beyond` or `saturation`")
     parser.add_argument("--epochs", type=int, default=200, help="of these runs")
     options = parser.parse_args()
-    if len(options.json) > 1 and (options.table or options.plot is None):
-        parser.error("only --plot takes several files")
+    if len(options.json) > 1 and not options.table and options.plot is None:
+        parser.error("only --table and --plot take several files")
     if options.table or options.plot is not None:
         files = []
-        for costs in options.json or [Path("results/bench/cost.json")]:
+        for costs in options.json or MEASURED:
             if not costs.exists():
                 raise SystemExit(f"{costs} is not there: measure first, with --json {costs}")
             files.append(json.loads(costs.read_text())["rows"])
         if options.table:
-            print(markdown(with_accuracies(files[0], options.runs, options.epochs)), end="")
+            print(markdown(with_accuracies(together(files), options.runs, options.epochs)), end="")
         if options.plot is not None:
             rows = {name: row for kept in reversed(files) for name, row in relative(kept).items()}  # the first counts
             plot(rows, options.runs, options.epochs, options.plot)
