@@ -57,10 +57,11 @@ def write_runs():
         save_result(path, {**result, **more})
 
     def write(store, recipe, protocol, by_seed, **more):
-        for rate, decay in protocol.candidates():
-            path = store.choice_path(recipe.chooser, protocol, rate, decay)
+        for candidate in protocol.candidates():
+            path = store.choice_path(recipe.chooser, protocol, candidate)
             if not path.exists():
-                save(path, recipe.chooser, 0, 50 + 1e4 * decay - rate, seconds=more.get("seconds", 1.0))
+                preferred = 1e4 * candidate.weight_decay - candidate.learning_rate
+                save(path, recipe.chooser, 0, 50 + preferred, seconds=more.get("seconds", 1.0))
         for seed, accuracy in by_seed.items():
             save(store.result_path(recipe, protocol, seed), recipe, seed, accuracy, **more)
 

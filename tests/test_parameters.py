@@ -1,10 +1,11 @@
-"""Which parameters weight decay reaches."""
+"""Which parameters weight decay reaches, and which have a learning rate of their own."""
 
 import pytest
 import torch
 from torch import nn
 
-from kernelhead import KernelClassifier, parameter_groups
+from kernelhead import KernelClassifier, kernelize, parameter_groups
+from kernelhead.heads import HEADS, create_head
 
 
 def decays(model, weight_decay=1e-4):
@@ -64,3 +65,35 @@ def test_sgd_decays_what_the_groups_say(coefficients, factor):
     optimizer.step()
     torch.testing.assert_close(head.weight.detach(), weight * 0.95)
     torch.testing.assert_close(head.raw_alpha.detach(), torch.full((10,), factor))
+
+
+def test_a_head_has_a_rate_of_its_own():
+    head = KernelClassifier(4, 3, coefficients="sigmoid")
+    model = nn.Sequential(nn.Linear(4, 4), head)
+    optimizer = torch.optim.SGD(parameter_groups(model, 1e-4, head_lr=0.5), lr=0.1)
+    found = {id(p): (g["lr"], g["weight_decay"]) for g in optimizer.param_groups for p in g["params"]}
+    assert [found[id(p)] for p in model[0].parameters()] == [(0.1, 1e-4)] * 2
+    assert (found[id(head.weight)], found[id(head.raw_alpha)]) == ((0.5, 1e-4), (0.5, 0.0))
+    assert all("lr" not in group for group in parameter_groups(model, 1e-4))
+
+
+@pytest.mark.parametrize("name", sorted(HEADS))
+def test_every_kind_of_head_has_one(name):
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), create_head(name, 4, 3))
+    groups = parameter_groups(model, 1e-4, head_lr=0.5)
+    assert [id(p) for g in groups if "lr" in g for p in g["params"]] == [id(p) for p in model[1].parameters()]
+
+
+def test_the_head_of_a_network_that_was_changed_has_one():
+    model = kernelize(
+        nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 5)), 3, inputs=torch.ones(2, 12)
+    )
+    groups = parameter_groups(model, 1e-4, head_lr=0.5)
+    assert {id(p) for g in groups if "lr" in g for p in g["params"]} == {id(p) for p in model[3].parameters()}
+
+
+def test_rates_that_make_no_sense_are_refused():
+    with pytest.raises(ValueError, match=r"head_lr must not be negative, got -0\.1"):
+        parameter_groups(KernelClassifier(2, 2), 1e-4, head_lr=-0.1)
+    with pytest.raises(ValueError, match="Linear has no head of kernelhead for head_lr to be the rate of"):
+        parameter_groups(nn.Linear(2, 2), 1e-4, head_lr=0.1)

@@ -9,7 +9,7 @@ import pytest
 
 from kernelhead.paper import EXPERIMENTS
 from kernelhead.paper.grid import accuracies, choices, details, files_of, overview, table, whole
-from kernelhead.paper.recipe import Protocol
+from kernelhead.paper.recipe import Candidate, Protocol
 from kernelhead.paper.store import Store
 
 PAPER = EXPERIMENTS["cifar10"].protocols["paper"]
@@ -265,10 +265,10 @@ def test_choices(store, write):
     softmax, ours = (cell_of("cifar10", "ResNet-20", column) for column in ("SM", "Ours"))
     for cell in (softmax, ours):
         write(store, cell, PAPER, {})
-    diverged = store.choice_path(softmax.recipe, PAPER, 1.0, 1e-4)
+    diverged = store.choice_path(softmax.recipe, PAPER, Candidate(1.0, 1e-4))
     diverged.write_text(diverged.read_text().replace('"accuracy": 50.0', '"accuracy": null'))
     for rate in (0.05, 0.3, 1.0):
-        store.choice_path(ours.recipe, PAPER, rate, 1e-4).unlink()
+        store.choice_path(ours.recipe, PAPER, Candidate(rate, 1e-4)).unlink()
     made = choices(EXPERIMENTS["cifar10"], store, [PAPER])
     assert made.columns == ["", "0.05, 0.0001", "0.1, 0.0001", "0.3, 0.0001", "1, 0.0001", "chosen"]
     assert made.rows == [
@@ -280,6 +280,25 @@ def test_choices(store, write):
     assert made.rows[0][-5:] == ["54.95", "54.90", "54.70", "54.00", "paper: 0.05, 0.0001; tuned: 0.05, 0.0005"]
     made = choices(EXPERIMENTS["beyond"], store, [PAPER])  # which has two data sets
     assert [row[0] for row in made.rows] == ["cifar10, resnet20-softmax", "cifar10, resnet20-kernel"]
+
+
+def test_a_rate_of_the_heads_own_is_told(store, write):
+    cell, protocol = cell_of("transfer", "Oxford-IIIT Pets", "Ours"), EXPERIMENTS["transfer"].protocols["tuned"]
+    preferred = Candidate(0.003, 1e-4, 10.0)
+    write(store, cell, protocol, {})
+    path = store.choice_path(cell.recipe, protocol, preferred)
+    path.write_text(path.read_text().replace('"accuracy": 50.997', '"accuracy": 99.0'))
+    store = Store(store.root, 200)
+    write(store, cell, protocol, {0: 90.0})
+    told = [note for note in table(EXPERIMENTS["transfer"], store, [protocol]).notes if note.startswith("tuned: ")]
+    rates = (
+        "learning rate from 0.001, 0.003, 0.01, 0.03, that of the head from 1, 10 times it, weight decay from 0.0001"
+    )
+    assert told[0].startswith(f"tuned: {rates}, chosen on a tenth of the training images")
+    assert details(EXPERIMENTS["transfer"], store, [protocol]).rows[0][7:9] == ["0.003, head 0.03", "0.0001"]
+    made = choices(EXPERIMENTS["transfer"], store, [protocol])
+    assert made.columns[5] == "0.001, 0.0001, head x10"
+    assert made.rows[0][-1] == "0.003, 0.0001, head x10"
 
 
 def test_the_note_on_what_is_compared(store):

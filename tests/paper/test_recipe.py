@@ -250,13 +250,22 @@ def test_protocols():
         assert (paper.name, tuned.name) == ("paper", "tuned")
         assert paper.batch_size == tuned.batch_size == (64 if name == "transfer" else 128)
         assert paper.weight_decays == (1e-4,)
-        assert tuned.weight_decays == (1e-4, 5e-4)
-        assert paper.learning_rates == tuned.learning_rates
+        assert paper.head_rates == (1.0,)
+        if name == "transfer":
+            assert (tuned.weight_decays, tuned.head_rates) == ((1e-4,), (1.0, 10.0))
+            assert set(paper.candidates()).intersection(tuned.candidates())  # which share their runs
+        else:
+            assert (tuned.weight_decays, tuned.head_rates) == ((1e-4, 5e-4), (1.0,))
+            assert paper.learning_rates == tuned.learning_rates
         rates = (0.05, 0.1, 0.3) if name in ("landmarks", "saturation") else (0.05, 0.1, 0.3, 1.0)
         assert (len(paper.candidates()), len(tuned.candidates())) == (len(rates), 2 * len(rates))
         if name != "transfer":
             assert paper.learning_rates == rates
-    assert Protocol("p", (1.0, 2.0), (0.1, 0.2), 8).candidates() == [(1.0, 0.1), (2.0, 0.1), (1.0, 0.2), (2.0, 0.2)]
+    pairs = [(1.0, 0.1, 1.0), (2.0, 0.1, 1.0), (1.0, 0.2, 1.0), (2.0, 0.2, 1.0)]
+    assert Protocol("p", (1.0, 2.0), (0.1, 0.2), 8).candidates() == pairs
+    several = Protocol("p", (1.0, 2.0), (0.1,), 8, head_rates=(1.0, 10.0))
+    assert several.candidates() == [(1.0, 0.1, 1.0), (2.0, 0.1, 1.0), (1.0, 0.1, 10.0), (2.0, 0.1, 10.0)]
+    assert [str(candidate) for candidate in several.candidates()[1:3]] == ["2, 0.1", "1, 0.1, head x10"]
     quick = adapted(paper, True)
     assert quick.learning_rates == paper.learning_rates[:2]
     assert adapted(paper, False) is paper

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kernelhead.paper import EXPERIMENTS
-from kernelhead.paper.recipe import Protocol, Recipe, Subset
+from kernelhead.paper.recipe import Candidate, Protocol, Recipe, Subset
 from kernelhead.paper.store import Store
 from kernelhead.results import save_result
 
@@ -38,7 +38,7 @@ def write(path, accuracy=50.0, seed=0, seconds=1.0, backbone="cifar_resnet8", da
 
 def choose(store, recipe, protocol, *accuracies):
     for candidate, accuracy in zip(protocol.candidates(), accuracies, strict=True):
-        write(store.choice_path(recipe, protocol, *candidate), accuracy)
+        write(store.choice_path(recipe, protocol, candidate), accuracy)
 
 
 def finish(store, recipe, protocol, *seeds, accuracy=50.0, network=True):
@@ -54,12 +54,15 @@ def told(jobs):
 
 
 def candidates(recipe, protocol=PAPER):
-    return [(recipe, True, 0, *candidate) for candidate in protocol.candidates()]
+    return [(recipe, True, 0, *candidate[:2]) for candidate in protocol.candidates()]
 
 
 def test_places_of_files(store, tmp_path):
     folder = tmp_path / "cifar10" / "20-epochs"
-    assert store.choice_path(PLAIN, TUNED, 0.1, 5e-4) == folder / "resnet8-softmax" / "choice-lr0.1-wd0.0005.json"
+    assert (
+        store.choice_path(PLAIN, TUNED, Candidate(0.1, 5e-4))
+        == folder / "resnet8-softmax" / "choice-lr0.1-wd0.0005.json"
+    )
     assert store.result_path(PLAIN, TUNED, 3) is None
     with pytest.raises(FileNotFoundError, match=r"resnet8-softmax has no network of seed 3 yet"):
         store.model_path(PLAIN, TUNED, 3)
@@ -67,14 +70,14 @@ def test_places_of_files(store, tmp_path):
     assert store.result_path(PLAIN, TUNED, 3) == folder / "resnet8-softmax" / "lr0.1-wd0.0005-seed3.json"
     assert store.model_path(PLAIN, TUNED, 3) == folder / "resnet8-softmax" / "lr0.1-wd0.0005-seed3.safetensors"
     student = folder / "lenet5-softmax-taught-by-resnet8-softmax-tuned"
-    assert store.choice_path(STUDENT, TUNED, 0.3, 1e-4) == student / "choice-lr0.3-wd0.0001.json"
+    assert store.choice_path(STUDENT, TUNED, Candidate(0.3, 1e-4)) == student / "choice-lr0.3-wd0.0001.json"
 
 
 def test_every_candidate_of_every_table_has_its_own_file(store):
     for experiment in EXPERIMENTS.values():
         for protocol in experiment.protocols.values():
             for cell in experiment.cells[:2]:
-                paths = {store.choice_path(cell.recipe, protocol, *each) for each in protocol.candidates()}
+                paths = {store.choice_path(cell.recipe, protocol, each) for each in protocol.candidates()}
                 assert len(paths) == len(protocol.candidates())
 
 
@@ -90,7 +93,7 @@ def test_choice_first_then_finals_with_what_was_chosen(store):
 
 
 def test_only_the_candidates_that_lack_are_run(store):
-    write(store.choice_path(PLAIN, PAPER, 0.1, 1e-4))
+    write(store.choice_path(PLAIN, PAPER, Candidate(0.1, 1e-4)))
     assert told(store.missing(PLAIN, PAPER, [0])) == candidates(PLAIN)[1:]
     assert store.choice(PLAIN, PAPER) is None
 
@@ -114,7 +117,7 @@ def test_a_single_candidate_needs_no_choice(store):
 )
 def test_who_wins(store, accuracies, best):
     choose(store, PLAIN, PAPER, *accuracies)
-    assert store.choice(PLAIN, PAPER) == (best, 1e-4)
+    assert store.choice(PLAIN, PAPER) == Candidate(best, 1e-4)
 
 
 def test_protocols_share_what_is_the_same_training(store, tmp_path):
@@ -149,6 +152,22 @@ def test_epochs_share_nothing(store, tmp_path):
     assert told(Store(tmp_path, 21).missing(PLAIN, PAPER, [0])) == candidates(PLAIN)
 
 
+def test_a_rate_of_the_heads_own(store, tmp_path):
+    """Those without one are the runs of a protocol that does not ask for it."""
+    protocol = replace(PAPER, name="tuned", head_rates=(1.0, 10.0))
+    choose(store, PLAIN, PAPER, 40.0, 50.0)
+    jobs = store.missing(PLAIN, protocol, [0])
+    assert [(job.learning_rate, job.weight_decay, job.head_rate) for job in jobs] == [(0.1, 1e-4, 10), (0.3, 1e-4, 10)]
+    folder = tmp_path / "cifar10" / "20-epochs" / "resnet8-softmax"
+    assert jobs[0].path == folder / "choice-lr0.1-wd0.0001-head10.json"
+    choose(store, PLAIN, protocol, 40.0, 50.0, 60.0, 55.0)
+    (job,) = store.missing(PLAIN, protocol, [1])
+    assert (job.learning_rate, job.head_rate, job.path) == (0.1, 10, folder / "lr0.1-wd0.0001-head10-seed1.json")
+    finish(store, PLAIN, protocol, 1)
+    assert set(store.results(PLAIN, protocol)) == {1}
+    assert store.results(PLAIN, PAPER) == {}
+
+
 def test_choices_by_shorter_trainings(store, tmp_path):
     """They stand with those of their own length, which a table of that length shares."""
     short = replace(PAPER, choosing_epochs=5)
@@ -161,7 +180,7 @@ def test_choices_by_shorter_trainings(store, tmp_path):
     (job,) = store.missing(PLAIN, short, [0])
     assert (job.choosing, job.epochs, job.learning_rate) == (False, 20, 0.3)
     assert job.path == tmp_path / "cifar10" / "20-epochs" / "resnet8-softmax" / "lr0.3-wd0.0001-seed0.json"
-    assert Store(tmp_path, 5).choice(PLAIN, PAPER) == (0.3, 1e-4)
+    assert Store(tmp_path, 5).choice(PLAIN, PAPER) == Candidate(0.3, 1e-4)
     assert Store(tmp_path, 4).missing(PLAIN, short, [0])[0].epochs == 4
     assert store.count([PLAIN], [short, PAPER], [0]) == (2, 2 + 2 + 2)
 
@@ -274,7 +293,7 @@ def test_a_damaged_file_is_named_and_run_again(store, content):
 
 def test_a_damaged_candidate_is_run_again_before_anything_is_chosen(store):
     choose(store, PLAIN, PAPER, 1.0, 2.0)
-    store.choice_path(PLAIN, PAPER, 0.1, 1e-4).write_bytes(b"\xff\xfe")
+    store.choice_path(PLAIN, PAPER, Candidate(0.1, 1e-4)).write_bytes(b"\xff\xfe")
     assert told(store.missing(PLAIN, PAPER, [0])) == candidates(PLAIN)[:1]
     assert len(store.broken) == 1
 

@@ -45,10 +45,14 @@ ON_PICTURES = {"backbone": "resnet50", "epochs": 30, "batch_size": 64, "weight_d
         ({"data": "cifar10"}, {**ON_CIFAR, "learning_rate": 0.1, "pretrained": False}),
         ({"data": "cifar100", "head": "softmax"}, {**ON_CIFAR, "learning_rate": 0.1, "pretrained": False}),
         ({"data": "cifar10", "backbone": "resnet18"}, {"size": 32, "pretrained": False, "learning_rate": 0.1}),
-        ({"data": "pets"}, {**ON_PICTURES, "learning_rate": 0.05, "pretrained": True}),
-        ({"data": "pets", "head": "softmax"}, {**ON_PICTURES, "learning_rate": 0.01, "pretrained": True}),
+        ({"data": "pets"}, {**ON_PICTURES, "learning_rate": 0.03, "pretrained": True}),
+        ({"data": "pets", "head": "linear"}, {"learning_rate": 0.03}),
+        ({"data": "pets", "head": "kernel", "head_options": {"landmarks": 8}}, {"learning_rate": 0.01}),
+        ({"data": "pets", "head": "expansion"}, {"learning_rate": 0.01}),
+        ({"data": "pets", "head": "second_order"}, {"learning_rate": 0.003}),
+        ({"data": "pets", "head": "softmax"}, {**ON_PICTURES, "learning_rate": 0.003, "pretrained": True}),
         ({"data": "cars", "pretrained": False}, {**ON_PICTURES, "learning_rate": 0.1, "pretrained": False}),
-        ({"data": "pets", "weights": "w"}, {**ON_PICTURES, "learning_rate": 0.05, "pretrained": False}),
+        ({"data": "pets", "weights": "w"}, {**ON_PICTURES, "learning_rate": 0.03, "pretrained": False}),
         ({"data": "my", "backbone": "lenet5"}, {"size": 32, "pretrained": False, "learning_rate": 0.1, "epochs": 30}),
         ({"data": "my", "backbone": "timm/test_vit"}, {"size": 160, "pretrained": True}),
         ({"data": "my", "backbone": "timm/test_vit", "size": 96}, {"size": 96}),
@@ -79,6 +83,7 @@ def test_the_run_and_the_schedule_are_those_that_were_asked_for():
         head_options={"degree": 4},
         seed=3,
         learning_rate=0.2,
+        head_rate=5.0,
         epochs=9,
         momentum=0.8,
         warmup_epochs=2,
@@ -86,7 +91,7 @@ def test_the_run_and_the_schedule_are_those_that_were_asked_for():
     run, schedule = made.run(), made.schedule()
     assert run.backbone_options == {"rectified": True, "kervolution": "first"}
     assert (run.backbone, run.head, run.head_options) == ("cifar_resnet8", "kernel", {"degree": 4})
-    assert (run.seed, run.learning_rate, run.weight_decay) == (3, 0.2, 5e-4)
+    assert (run.seed, run.learning_rate, run.weight_decay, run.head_rate) == (3, 0.2, 5e-4, 5.0)
     assert asdict(schedule) == {"epochs": 9, "batch_size": 128, "momentum": 0.8, "warmup_epochs": 2}
     assert config(data="cifar10").run().backbone_options == {}
     assert config(data="pets").run().backbone_options == {"pretrained": True}
@@ -289,7 +294,7 @@ def test_settings_that_matter_must_stay(tmp_path):
     others = {"epochs": 6, "head": "linear", "head_options": {"degree": 2}, "size": 33, "seed": 1, "momentum": 0.1}
     others |= {"backbone": "lenet5", "rectified": True, "kervolution": "all", "pretrained": True, "weights": "w"}
     others |= {"batch_size": 1, "learning_rate": 9.0, "weight_decay": 9.0, "warmup_epochs": 0, "short_side": 1}
-    others |= {"holdout": 0.5, "teacher": "t", "temperature": 2.0, "mixup": True}
+    others |= {"holdout": 0.5, "teacher": "t", "temperature": 2.0, "mixup": True, "head_rate": 2.0}
     assert set(others) | set(FREE) == {each.name for each in fields(TrainConfig)}
     for name, value in others.items():
         with pytest.raises(ValueError, match=f"begun with {name} .*, not .*name another place with --out"):

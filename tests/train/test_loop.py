@@ -29,10 +29,15 @@ def data():
 def plain_loop(run, data):
     """As one writes it without this package's loop: torch's own SGD, one step after the other."""
     model = run.create(3).train()
-    undecayed = [p for n, p in model.named_parameters() if n == "head.raw_alpha" and run.head_options]
-    others = [p for p in model.parameters() if not any(p is q for q in undecayed)]
-    groups = [{"params": others, "weight_decay": run.weight_decay}, {"params": undecayed, "weight_decay": 0.0}]
-    optimizer = torch.optim.SGD([g for g in groups if g["params"]], lr=run.learning_rate, momentum=0.9)
+    groups = [
+        {
+            "params": [parameter],
+            "weight_decay": 0.0 if name == "head.raw_alpha" and run.head_options else run.weight_decay,
+            "factor": run.head_rate if name.startswith("head.") else 1.0,
+        }
+        for name, parameter in model.named_parameters()
+    ]
+    optimizer = torch.optim.SGD(groups, lr=run.learning_rate, momentum=0.9)
     losses = []
     for epoch in range(2):
         order = torch.randperm(70, generator=torch.Generator().manual_seed(run.seed * 1_000_003 + epoch))
@@ -41,7 +46,7 @@ def plain_loop(run, data):
             step = len(losses)
             factor = (step + 1) / 4 if step < 4 else 0.5 * (1 + math.cos(math.pi * (step - 4) / 4))
             for group in optimizer.param_groups:
-                group["lr"] = run.learning_rate * factor
+                group["lr"] = run.learning_rate * factor * group["factor"]
             images, labels = data.augmented(batch, noise[i * 16 : i * 16 + 16])
             optimizer.zero_grad()
             logits = model(images)
@@ -64,6 +69,7 @@ RUNS = [
     Run("cifar_resnet8", "kernel", 0.05, weight_decay=5e-4, seed=2, head_options={"coefficients": "sigmoid"}),
     Run("lenet5", "linear", 0.1, seed=1),
     Run("lenet5", "softmax", 0.1, seed=4, mixup=True),
+    Run("lenet5", "kernel", 0.02, seed=5, head_options={"coefficients": "sigmoid"}, head_rate=10.0),
 ]
 
 

@@ -76,6 +76,9 @@ def train(
     epochs: Annotated[int | None, _option(TRAINING, "How often every image is seen.")] = None,
     batch_size: Annotated[int | None, _option(TRAINING, "Images a step, of all processes together.")] = None,
     learning_rate: Annotated[float | None, _option(TRAINING, "The highest, after the warm-up.")] = None,
+    head_rate: Annotated[
+        float | None, _option(TRAINING, "Times which the head's learning rate is that of the backbone; 1 unless given.")
+    ] = None,
     weight_decay: Annotated[float | None, _option(TRAINING, "Of the weights.")] = None,
     momentum: Annotated[float | None, _option(TRAINING, "Of SGD.")] = None,
     warmup_epochs: Annotated[int | None, _option(TRAINING, "Epochs of rising learning rate.")] = None,

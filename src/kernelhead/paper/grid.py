@@ -85,7 +85,8 @@ def details(experiment: Experiment, store: Store, protocols: Sequence[Protocol])
                 continue
             row = [cell.row, cell.column, ", ".join(user.name for user in users), str(len(results))]
             row += [_mean(results, name, digits) for name, digits in (("accuracy", 2), ("nll", 3), ("ece", 2))]
-            row += [f"{number:g}" for number in choice]
+            of_head = f", head {choice.learning_rate * choice.head_rate:g}" if choice.head_rate != 1 else ""
+            row += [f"{choice.learning_rate:g}{of_head}", f"{choice.weight_decay:g}"]
             seconds = np.mean([result["seconds"] for result in results])
             rows.append([*row, f"{results[0]['parameters']['head']:,}", f"{seconds:.0f}"])
     notes = [
@@ -99,7 +100,7 @@ def details(experiment: Experiment, store: Store, protocols: Sequence[Protocol])
 
 def choices(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) -> Table:
     """Held-out accuracy by learning rate and weight decay, of every network that these were tried with."""
-    candidates = list(dict.fromkeys(pair for protocol in protocols for pair in protocol.candidates()))
+    candidates = list(dict.fromkeys(each for protocol in protocols for each in protocol.candidates()))
     tried: dict[Path, tuple[Recipe, list[Protocol]]] = {}
     for cell in experiment.cells:
         chooser = cell.recipe.chooser
@@ -109,23 +110,19 @@ def choices(experiment: Experiment, store: Store, protocols: Sequence[Protocol])
     rows = []
     several = len({cell.recipe.data for cell in experiment.cells}) > 1
     for folder, (recipe, users) in tried.items():
-        found = [store.read(store.choice_path(recipe, users[0], *pair)) for pair in candidates]
+        found = [store.read(store.choice_path(recipe, users[0], candidate)) for candidate in candidates]
         if any(found):
             name = f"{recipe.data}, {folder.name}" if several else folder.name
-            chosen = {user.name: pair for user in users if (pair := store.choice(recipe, user)) is not None}
-            told = [f"{user}: {_pair(pair)}" if len(protocols) > 1 else _pair(pair) for user, pair in chosen.items()]
+            chosen = {user.name: best for user in users if (best := store.choice(recipe, user)) is not None}
+            told = [f"{user}: {best}" if len(protocols) > 1 else str(best) for user, best in chosen.items()]
             rows.append([name, *map(_held_out, found), "; ".join(told)])
     epochs = protocols[0].epochs_to_choose(store.epochs)
     notes = [
         f"Accuracy (%) on a tenth of the training images, held out, after the last epoch of {epochs}, one "
         "training each (seed 0), by learning rate and weight decay. The best is chosen, once all are there."
     ]
-    columns = ["", *map(_pair, candidates), "chosen"]
+    columns = ["", *map(str, candidates), "chosen"]
     return Table(f"{experiment.name}-choices", f"{experiment.title}: choices", columns, rows, notes)
-
-
-def _pair(candidate: tuple[float, float]) -> str:
-    return ", ".join(f"{number:g}" for number in candidate)
 
 
 def _held_out(result: dict[str, Any] | None) -> str:
@@ -240,9 +237,11 @@ def _notes(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) 
     for protocol in protocols:
         rates = ", ".join(f"{rate:g}" for rate in protocol.learning_rates)
         decays = ", ".join(f"{decay:g}" for decay in protocol.weight_decays)
+        multiples = ", ".join(f"{multiple:g}" for multiple in protocol.head_rates)
+        of_head = f"that of the head from {multiples} times it, " if protocol.head_rates != (1.0,) else ""
         notes.append(
-            f"{protocol.name}: learning rate from {rates}, weight decay from {decays}, chosen on a tenth of the "
-            f"training images by one training each (seed 0{_shorter(protocol, store)}), then trained on all; batch "
+            f"{protocol.name}: learning rate from {rates}, {of_head}weight decay from {decays}, chosen on a tenth of "
+            f"the training images by one training each (seed 0{_shorter(protocol, store)}), then trained on all; batch "
             f"{protocol.batch_size}."
         )
     results = _all(experiment, store, protocols)

@@ -84,6 +84,7 @@ def _config(job: Job, run: Run, opened: Opened) -> TrainConfig:
         teacher=run.teacher,
         temperature=run.temperature,
         mixup=run.mixup,
+        head_rate=run.head_rate,
         epochs=job.epochs,
         batch_size=job.protocol.batch_size,
         learning_rate=run.learning_rate,

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,24 @@ def _words(options: dict[str, Any]) -> list[str]:
     return [name if value is True else f"{name}_{value}" for name, value in sorted(options.items())]
 
 
+class Candidate(NamedTuple):
+    """What may be chosen; the head's learning rate is `head_rate` times the other."""
+
+    learning_rate: float
+    weight_decay: float
+    head_rate: float = 1.0
+
+    def __str__(self) -> str:
+        of_head = f", head x{self.head_rate:g}" if self.head_rate != 1 else ""
+        return f"{self.learning_rate:g}, {self.weight_decay:g}{of_head}"
+
+
 @dataclass(frozen=True)
 class Protocol:
     """What learning rate and weight decay are chosen from, on held-out training images, and the batch.
 
-    `choosing_epochs`: of the trainings that choose, where they are shorter than those that count.
+    `choosing_epochs`: of the trainings that choose, where they are shorter than those that count. `head_rates`: what
+    the head's learning rate is chosen from, as multiples of the other.
     """
 
     name: str
@@ -77,9 +90,15 @@ class Protocol:
     batch_size: int
     warmup_epochs: int = 5
     choosing_epochs: int | None = None
+    head_rates: tuple[float, ...] = (1.0,)
 
-    def candidates(self) -> list[tuple[float, float]]:
-        return [(rate, decay) for decay in self.weight_decays for rate in self.learning_rates]
+    def candidates(self) -> list[Candidate]:
+        return [
+            Candidate(rate, decay, head_rate)
+            for head_rate in self.head_rates
+            for decay in self.weight_decays
+            for rate in self.learning_rates
+        ]
 
     def epochs_to_choose(self, epochs: int) -> int:
         """Of a training that chooses for one of `epochs`."""
@@ -152,9 +171,10 @@ CIFAR_PROTOCOLS = {
     "tuned": Protocol("tuned", GRID, (1e-4, 5e-4), 128),
 }
 # Fine-tuning needs smaller steps: features of a trained network are long, and a softmax head does not scale them.
-TRANSFER_GRID = (0.003, 0.01, 0.03, 0.1)
 # The network is trained already: rates are told apart by ten epochs, five of them warm-up.
+# With one rate for all, what the new head needs is too much for the trained network. So the other protocol gives the
+# head a rate of its own instead of another weight decay, and goes on to the small rates that half of the heads prefer.
 TRANSFER_PROTOCOLS = {
-    "paper": Protocol("paper", TRANSFER_GRID, (1e-4,), 64, choosing_epochs=10),
-    "tuned": Protocol("tuned", TRANSFER_GRID, (1e-4, 5e-4), 64, choosing_epochs=10),
+    "paper": Protocol("paper", (0.003, 0.01, 0.03, 0.1), (1e-4,), 64, choosing_epochs=10),
+    "tuned": Protocol("tuned", (0.001, 0.003, 0.01, 0.03), (1e-4,), 64, choosing_epochs=10, head_rates=(1.0, 10.0)),
 }

@@ -294,6 +294,7 @@ def _run(job: Job, store: Store, settings: Settings) -> Run:
         options,
         teacher=None if teacher is None else str(teacher),
         mixup=recipe.mixup,
+        head_rate=job.head_rate,
     )
 
 

@@ -4,6 +4,8 @@
     RUNS/<data>/<epochs>-epochs/<recipe>/lr0.1-wd0.0001-seed0.json           a training on all images
     RUNS/<data>/<epochs>-epochs/<recipe>/lr0.1-wd0.0001-seed0.safetensors    its classifier
 
+with a word more, such as lr0.01-wd0.0001-head10, where the head's learning rate is ten times the other.
+
 A candidate stands with the epochs of its own training, which may be fewer (`Protocol.choosing_epochs`).
 Tables and protocols share runs: a protocol only says what is chosen from. A recipe that builds on other networks, which
 each protocol chooses by itself, has a folder for each, <recipe>-<protocol>. What is missing is a function of the files
@@ -17,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernelhead.paper.recipe import Protocol, Recipe
+from kernelhead.paper.recipe import Candidate, Protocol, Recipe
 from kernelhead.results import BrokenResultError, check_fields, load_result
 
 NEEDED = ("experiment", "method", "seed", "config", "parameters", "accuracy", "seconds", "images", "curve", "hardware")
@@ -36,6 +38,7 @@ class Job:
     weight_decay: float
     choosing: bool
     path: Path
+    head_rate: float = 1.0
 
 
 class Store:
@@ -52,17 +55,17 @@ class Store:
         name = f"{recipe.key}-{protocol.name}" if _builds_on(recipe) else recipe.key
         return self.root / recipe.data / f"{epochs or self.epochs}-epochs" / name
 
-    def choice_path(self, recipe: Recipe, protocol: Protocol, rate: float, decay: float) -> Path:
+    def choice_path(self, recipe: Recipe, protocol: Protocol, candidate: Candidate) -> Path:
         folder = self.folder(recipe, protocol, protocol.epochs_to_choose(self.epochs))
-        return folder / f"choice-{_setting(rate, decay)}.json"
+        return folder / f"choice-{_setting(candidate)}.json"
 
     def result_path(self, recipe: Recipe, protocol: Protocol, seed: int) -> Path | None:
         """None while learning rate and weight decay are not chosen."""
         choice = self.choice(recipe, protocol)
         return None if choice is None else self._final_path(recipe, protocol, choice, seed)
 
-    def _final_path(self, recipe: Recipe, protocol: Protocol, choice: tuple[float, float], seed: int) -> Path:
-        return self.folder(recipe, protocol) / f"{_setting(*choice)}-seed{seed}.json"
+    def _final_path(self, recipe: Recipe, protocol: Protocol, choice: Candidate, seed: int) -> Path:
+        return self.folder(recipe, protocol) / f"{_setting(choice)}-seed{seed}.json"
 
     def model_path(self, recipe: Recipe, protocol: Protocol, seed: int) -> Path:
         path = self.result_path(recipe, protocol, seed)
@@ -91,21 +94,21 @@ class Store:
         if choice is None:
             return {}
         found = {}
-        for path in sorted(self.folder(recipe, protocol).glob(f"{_setting(*choice)}-seed*.json")):
+        for path in sorted(self.folder(recipe, protocol).glob(f"{_setting(choice)}-seed*.json")):
             result = self.read(path)
             if result is not None:
                 found[int(result["seed"])] = result
         return found
 
-    def choice(self, recipe: Recipe, protocol: Protocol) -> tuple[float, float] | None:
-        """Learning rate and weight decay of the best held-out accuracy; None while a candidate is missing.
+    def choice(self, recipe: Recipe, protocol: Protocol) -> Candidate | None:
+        """Learning rates and weight decay of the best held-out accuracy; None while a candidate is missing.
 
         A candidate that diverged loses to all others; of equals, the first of the protocol's order wins.
         """
         candidates = protocol.candidates()
         if len(candidates) == 1:
             return candidates[0]
-        results = [self.read(self.choice_path(recipe.chooser, protocol, *candidate)) for candidate in candidates]
+        results = [self.read(self.choice_path(recipe.chooser, protocol, candidate)) for candidate in candidates]
         if any(result is None for result in results):
             return None
         accuracies = [
@@ -129,7 +132,7 @@ class Store:
             if jobs:
                 return jobs
             wanted = [seed for seed in wanted if self._converged(other, protocol, seed)]
-        return [Job(recipe, protocol, self.epochs, seed, *choice, False, paths[seed]) for seed in wanted]
+        return [_job(recipe, protocol, self.epochs, seed, choice, False, paths[seed]) for seed in wanted]
 
     def _done(self, path: Path, networks: bool) -> bool:
         result = self.read(path)
@@ -147,10 +150,10 @@ class Store:
             jobs = self.missing(recipe.teacher, protocol, [0], networks=True)
             if jobs or not self._converged(recipe.teacher, protocol, 0):
                 return jobs
-        paths = {candidate: self.choice_path(recipe, protocol, *candidate) for candidate in protocol.candidates()}
+        paths = {candidate: self.choice_path(recipe, protocol, candidate) for candidate in protocol.candidates()}
         epochs = protocol.epochs_to_choose(self.epochs)
         return [
-            Job(recipe, protocol, epochs, 0, *candidate, True, path)
+            _job(recipe, protocol, epochs, 0, candidate, True, path)
             for candidate, path in paths.items()
             if self.read(path) is None
         ]
@@ -173,7 +176,7 @@ class Store:
             chooser = recipe.chooser
             if len(protocol.candidates()) > 1:
                 choosing = _Training(chooser, protocol.epochs_to_choose(self.epochs))
-                needed |= {self.choice_path(chooser, protocol, *each): choosing for each in protocol.candidates()}
+                needed |= {self.choice_path(chooser, protocol, each): choosing for each in protocol.candidates()}
             for seed in seeds:
                 unknown = self.folder(recipe, protocol) / f"{protocol.name}-seed{seed}"
                 needed[self.result_path(recipe, protocol, seed) or unknown] = _Training(recipe, self.epochs)
@@ -221,8 +224,16 @@ def _builds_on(recipe: Recipe) -> list[Recipe]:
     return [other for other in (recipe.teacher, recipe.seed_model) if other is not None]
 
 
-def _setting(rate: float, decay: float) -> str:
-    return f"lr{rate:g}-wd{decay:g}"
+def _job(
+    recipe: Recipe, protocol: Protocol, epochs: int, seed: int, chosen: Candidate, choosing: bool, path: Path
+) -> Job:
+    rate, decay, head_rate = chosen
+    return Job(recipe, protocol, epochs, seed, rate, decay, choosing, path, head_rate)
+
+
+def _setting(candidate: Candidate) -> str:
+    of_head = f"-head{candidate.head_rate:g}" if candidate.head_rate != 1 else ""
+    return f"lr{candidate.learning_rate:g}-wd{candidate.weight_decay:g}{of_head}"
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -75,8 +75,9 @@ def _identity(run: "Run") -> dict[str, Any]:
     from kernelhead.train.saved import classifier_file  # which needs this module
 
     plain = asdict(run)
-    if not run.mixup:
-        del plain["mixup"]  # as in checkpoints from before there was any
+    for name, usual in (("mixup", False), ("head_rate", 1.0)):
+        if plain[name] == usual:
+            del plain[name]  # as in checkpoints from before there was any
     for settings, name in ((plain, "teacher"), (plain["backbone_options"], "weights")):
         if settings.get(name):
             settings[name] = sha256_of(classifier_file(Path(settings[name])))

@@ -42,7 +42,9 @@ class Member:
         if device.type == "cuda":
             self.model = self.model.to(memory_format=torch.channels_last)
         self.teacher = None if run.teacher is None else _teacher(run.teacher, num_classes, device)
-        self.groups = parameter_groups(self.model, run.weight_decay)
+        self.groups = parameter_groups(
+            self.model, run.weight_decay, head_lr=None if run.head_rate == 1 else run.head_rate
+        )
         self.parameters: list[Tensor] = [parameter for group in self.groups for parameter in group["params"]]
         self.velocity = [torch.zeros_like(parameter) for parameter in self.parameters]
 
@@ -137,7 +139,7 @@ class Member:
         return loss, hits.float().mean()
 
     def step(self) -> None:
-        """One step of SGD with momentum, weight decay where `parameter_groups` puts it."""
+        """One step of SGD with momentum, weight decay and the head's rate where `parameter_groups` puts them."""
         loss, accuracy = self.forward()
         if self.world.size > 1:  # the hooks of DistributedDataParallel are in backward() alone
             loss.backward()  # type: ignore[no-untyped-call]
@@ -155,7 +157,7 @@ class Member:
                     self.velocity[own],
                     weight_decay=group["weight_decay"],
                     momentum=self.schedule.momentum,
-                    lr=rate,
+                    lr=rate * group["lr"] if "lr" in group else rate,
                     dampening=0.0,
                     nesterov=False,
                     maximize=False,

@@ -15,7 +15,8 @@ class Run:
     """What may differ between runs that are trained at once.
 
     `teacher` is the file of a trained classifier (see `saved`) whose scores, softened by `temperature`, are learned
-    instead of the labels. `mixup` trains by `mixup_cross_entropy`.
+    instead of the labels. `mixup` trains by `mixup_cross_entropy`. `head_rate`: what the head's learning rate is times
+    that of the backbone.
     """
 
     backbone: str
@@ -28,6 +29,7 @@ class Run:
     teacher: str | None = None
     temperature: float = 20.0
     mixup: bool = False
+    head_rate: float = 1.0
 
     def __post_init__(self) -> None:
         if self.mixup and self.teacher is not None:
