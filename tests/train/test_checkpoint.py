@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,3 +84,25 @@ def test_an_identity_may_hold_paths_and_tuples(tmp_path):
     assert History(tmp_path / "a.safetensors", identity).load([], []) == 5
     with pytest.raises(ValueError, match="its weights differ"):
         History(tmp_path / "a.safetensors", {**identity, "weights": Path("c")}).load([], [])
+
+
+def test_a_full_disk_leaves_the_old_one(tmp_path):
+    """A limit on the size of files stands in for the disk, in a process of its own."""
+    path = tmp_path / "a.safetensors"
+    save_checkpoint(path, example(), {"epoch": 3})
+    program = f"""
+import resource, signal, sys, torch
+from pathlib import Path
+from kernelhead.train.checkpoint import save_checkpoint
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    save_checkpoint(Path({str(path)!r}), {{"large": torch.zeros(100_000)}}, {{"epoch": 4}})
+except OSError as error:
+    sys.exit(str(error))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"{path} cannot be written (")
+    assert load_checkpoint(path)[1] == {"epoch": 3}
+    assert list(tmp_path.iterdir()) == [path]

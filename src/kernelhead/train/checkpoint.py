@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from kernelhead.results import sha256_of, write_bytes
+from kernelhead.results import replacing, sha256_of
 
 if TYPE_CHECKING:
     from kernelhead.data.images import Images
@@ -31,7 +31,11 @@ def save_checkpoint(path: Path, tensors: dict[str, Tensor], state: dict[str, Any
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(state, sort_keys=True)
     metadata = {"state": text, "sha256": digest(tensors, text)}
-    write_bytes(path, safetensors.torch.save(tensors, metadata))
+    try:
+        with replacing(path) as file:  # which is written tensor by tensor: all bytes at once would double the memory
+            safetensors.torch.save_file(tensors, file.name, metadata)
+    except safetensors.SafetensorError as error:
+        raise OSError(f"{path} cannot be written ({error})") from error
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
