@@ -22,8 +22,8 @@ from kernelhead.data.resident import ResidentImages, channel_statistics
 from kernelhead.train import checkpoint, member
 from kernelhead.train.checkpoint import load_checkpoint
 from kernelhead.train.distributed import World, join_world, synchronize_batch_norm
+from kernelhead.train.feed import Feed
 from kernelhead.train.loop import Run, train
-from kernelhead.train.member import Member
 from kernelhead.train.schedule import Schedule
 
 CPU = torch.device("cpu")
@@ -106,11 +106,11 @@ def make_mistakes(folder, world):
 def interrupt_one(folder, world):
     """Only the second process is told to stop, in the middle of its sixth step."""
 
-    def feed(self):
+    def fetch(self):
         if world.rank == 1 and self.step_index == 5:
             signal.raise_signal(signal.SIGTERM)
 
-    Member.feed = feed
+    Feed.fetch = fetch
     with pytest.raises(KeyboardInterrupt):
         go_on(folder / "c.safetensors", world, RUNS[:1])
 
@@ -120,12 +120,12 @@ def train_to_the_end(folder, world):
 
 
 def train_slowly(folder, world):
-    def feed(self):
+    def fetch(self):
         if self.step_index >= 3:
             (folder / f"started-{world.rank}").touch()
             time.sleep(0.3)
 
-    Member.feed = feed
+    Feed.fetch = fetch
     try:
         go_on(folder / "c.safetensors", world, RUNS[:1])
     except KeyboardInterrupt:

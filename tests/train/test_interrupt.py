@@ -16,6 +16,7 @@ import torch
 from kernelhead.data.resident import ResidentImages, channel_statistics
 from kernelhead.train import interrupt
 from kernelhead.train.checkpoint import load_checkpoint
+from kernelhead.train.feed import Feed
 from kernelhead.train.interrupt import SIGNALS, deferred_interrupts
 from kernelhead.train.loop import Run, train
 from kernelhead.train.member import Member
@@ -179,7 +180,7 @@ def test_a_signal_in_a_step_waits_for_its_end(tmp_path, monkeypatch, handlers, w
 
 
 def test_a_signal_without_a_checkpoint(handlers, monkeypatch):
-    monkeypatch.setattr(Member, "feed", lambda self: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(Feed, "fetch", lambda self: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(KeyboardInterrupt):
         go_on(None)
 
@@ -191,13 +192,13 @@ def child(path, started, pause):
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore it
 
-    def feed(self):
+    def fetch(self):
         if self.step_index == 3:
             started.touch()
         if self.step_index >= 3:
             time.sleep(pause)
 
-    Member.feed = feed
+    Feed.fetch = fetch
     try:
         go_on(path)
     except KeyboardInterrupt:

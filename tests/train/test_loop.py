@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from kernelhead.backbones import Input
 from kernelhead.data.resident import ResidentImages, channel_statistics
 from kernelhead.ops import cross_entropy
+from kernelhead.train.feed import Feed
 from kernelhead.train.loop import Run, predict, train
 from kernelhead.train.saved import SavedClassifier, save_classifier
 from kernelhead.train.schedule import Schedule, epoch_noise, mix
@@ -164,6 +165,31 @@ def test_a_student_learns_the_teachers_scores_by_hand(data, tmp_path):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+
+
+def test_what_runs_see_alike_is_made_once(data, tmp_path, monkeypatch):
+    """Batches of one seed and images, and what one teacher says of them; nothing of it changes a run."""
+    _, path = teacher(tmp_path)
+    runs = [Run("lenet5", head, rate, seed=3, teacher=path) for head, rate in (("softmax", 0.1), ("kernel", 0.05))]
+    runs += [Run("lenet5", "softmax", 0.1, seed=4, teacher=path), Run("lenet5", "softmax", 0.1, seed=3)]
+    looked = []
+
+    def look(self, real=Feed._look):
+        looked.append((self.seed, self.teacher is not None))
+        return real(self)
+
+    monkeypatch.setattr(Feed, "_look", look)
+    together = train(runs, data, 3, SCHEDULE)
+    assert sorted(looked) == sorted([(3, True), (4, True), (3, False)] * 8)
+    for run, result in zip(runs, together, strict=True):
+        assert torch.equal(train([run], data, 3, SCHEDULE)[0].losses, result.losses)
+
+
+def test_batches_go_on_when_a_run_that_shares_them_diverges(data):
+    runs = [Run("lenet5", "softmax", rate, seed=1) for rate in (1e30, 0.1)]
+    broken, whole = train(runs, data, 3, SCHEDULE)
+    assert broken.diverged_at is not None
+    assert torch.equal(whole.losses, train(runs[1:], data, 3, SCHEDULE)[0].losses)
 
 
 def test_a_teacher_of_other_classes_is_refused(data, tmp_path):

@@ -21,6 +21,7 @@ from kernelhead.data.resident import ResidentImages, channel_statistics
 from kernelhead.train import checkpoint as checkpoints
 from kernelhead.train import loop
 from kernelhead.train.checkpoint import identify, load_checkpoint
+from kernelhead.train.feed import Feed
 from kernelhead.train.loop import Run, train
 from kernelhead.train.member import Member
 from kernelhead.train.schedule import Schedule
@@ -135,7 +136,7 @@ def child(path, moment=None, number=0):
     """Train in this process, which is killed at a moment, or, slowed down, somewhere before the last step."""
     torch.set_num_threads(1)
     if moment is None:
-        Member.feed = lambda self: time.sleep(0.02 if self.step_index < STEPS - 1 else 60)
+        Feed.fetch = lambda self: time.sleep(0.02 if self.step_index < STEPS - 1 else 60)
     else:
         on_call(number, *MOMENTS[moment])
     go_on(path)
@@ -384,13 +385,13 @@ def test_a_diverged_run_is_remembered(tmp_path, monkeypatch, diverged, whole, st
 def stop_after_epoch(epoch, path, runs, monkeypatch):
     """Stop when the last step of an epoch is saved, before anything else is done."""
 
-    def prepare(self, wanted, real=Member.prepare_epoch):
+    def prepare(self, wanted, real=Feed.prepare_epoch):
         if wanted == epoch:
             raise StoppedError
         return real(self, wanted)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Member, "prepare_epoch", prepare)
+        patch.setattr(Feed, "prepare_epoch", prepare)
         with pytest.raises(StoppedError):
             go_on(path, runs)
     assert load_checkpoint(path)[1]["step"] == epoch * PER_EPOCH
@@ -457,11 +458,11 @@ def test_members_share_compilations_and_there_may_be_many_kinds(monkeypatch):
     ]
     schedule = Schedule(epochs=1, batch_size=16, warmup_epochs=0)
     compiled = train(runs, make_data(), 3, schedule, compiled=True)
-    assert len(graphs) == len(KINDS)
+    assert len(graphs) == len(KINDS) + 1  # and one of the feeds, which differ in values alone
     for result, eager in zip(compiled, train(runs, make_data(), 3, schedule), strict=True):
         torch.testing.assert_close(result.losses, eager.losses, rtol=1e-5, atol=1e-6)
-    train(runs[:1], make_data(), 3, SCHEDULE, compiled=True)  # another batch size: one more, and not a dynamic one
-    assert len(graphs) == len(KINDS) + 1
+    train(runs[:1], make_data(), 3, SCHEDULE, compiled=True)  # another batch size: one more of either, and none dynamic
+    assert len(graphs) == len(KINDS) + 3
     torch.compiler.reset()
 
 
@@ -479,13 +480,14 @@ if __name__ == "__main__":
     child(**globals()["arguments"])
 
 
-def test_a_training_from_before_there_was_mixup_goes_on():
-    (plain,), (mixed,) = (
-        identify([Run("lenet5", "softmax", 0.1, mixup=mixup)], [make_data()], 3, SCHEDULE)["runs"]
-        for mixup in (False, True)
+@pytest.mark.parametrize(("name", "value"), [("mixup", True), ("head_rate", 10.0)])
+def test_a_training_from_before_there_was_an_option_goes_on(name, value):
+    (plain,), (changed,) = (
+        identify([Run("lenet5", "softmax", 0.1, **options)], [make_data()], 3, SCHEDULE)["runs"]
+        for options in ({}, {name: value})
     )
-    assert mixed == {**plain, "mixup": True}
-    assert "mixup" not in plain
+    assert changed == {**plain, name: value}
+    assert name not in plain
 
 
 def test_a_teacher_may_move_and_may_not_change(tmp_path):

@@ -207,12 +207,11 @@ def _train(
     what = f"{recipe.data}: {'choosing' if jobs[0].choosing else 'training'} {recipe.key}{others}"
     progress(Progress(0, 0, what))
     opened = source.open(recipe.data)
-    images, test, selections = [], [], []
+    found_images: dict[Any, tuple[Images, Images, dict[str, Any]]] = {}  # the same for all that see the same
     for job in jobs:
-        training, testing, selection = _images(job, opened, store)
-        images.append(training)
-        test.append(testing)
-        selections.append(selection)
+        if _seen(job) not in found_images:
+            found_images[_seen(job)] = _images(job, opened, store)
+    images, test, selections = zip(*(found_images[_seen(job)] for job in jobs), strict=True)
     schedule = Schedule(jobs[0].epochs, protocol.batch_size, warmup_epochs=protocol.warmup_epochs)
     paths = [str(job.path.relative_to(store.root)) for job in jobs]
     checkpoint = store.root / PARTIAL / f"{_digest(paths)}.safetensors"
@@ -296,6 +295,14 @@ def _run(job: Job, store: Store, settings: Settings) -> Run:
         mixup=recipe.mixup,
         head_rate=job.head_rate,
     )
+
+
+def _seen(job: Job) -> tuple[Any, ...]:
+    """What tells the images of a job from those of another in its group."""
+    if job.recipe.subset is None:
+        return ()
+    model = None if job.recipe.seed_model is None else job.recipe.seed_model.key
+    return job.recipe.subset, model, job.seed, job.protocol.name
 
 
 def _images(job: Job, opened: Opened, store: Store) -> tuple[Images, Images, dict[str, Any]]:

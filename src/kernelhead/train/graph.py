@@ -4,25 +4,34 @@ from collections.abc import Sequence
 
 import torch
 
+from kernelhead.train.feed import Feed
 from kernelhead.train.member import Member
 from kernelhead.train.schedule import mix
 
 
 class Graph:
-    """One step of every member, captured as parallel branches, at `step` of training. Capturing trains nothing."""
+    """One step of every feed, then of its members, captured as parallel branches, at `step` of training.
+
+    Capturing trains nothing.
+    """
 
     def __init__(self, members: Sequence[Member], step: int) -> None:
-        tensors = [tensor for member in members for tensor in member.tensors().values()]
+        streams: dict[Feed | Member, torch.cuda.Stream] = {}
+        for member in members:
+            for each in (member.feed, member):
+                if each not in streams:
+                    streams[each] = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        tensors = [each.step_index for each in streams if isinstance(each, Feed)]
+        tensors += [tensor for member in members for tensor in member.tensors().values()]
         kept = [tensor.clone() for tensor in tensors]
-        streams = [torch.cuda.Stream() for _ in members]  # type: ignore[no-untyped-call]
 
         def fork_and_join() -> None:
             main = torch.cuda.current_stream()
-            for member, stream in zip(members, streams, strict=True):
-                stream.wait_stream(main)
+            for each, stream in streams.items():  # a feed comes before its members
+                stream.wait_stream(streams[each.feed] if isinstance(each, Member) else main)
                 with torch.cuda.stream(stream):
-                    member.step()
-            for stream in streams:
+                    each.step()
+            for stream in streams.values():
                 main.wait_stream(stream)
 
         def restore() -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from kernelhead.data.images import Images
 from kernelhead.train.checkpoint import History, identify
 from kernelhead.train.distributed import World
+from kernelhead.train.feed import Feed
 from kernelhead.train.graph import Graph
 from kernelhead.train.interrupt import deferred_interrupts
 from kernelhead.train.member import Member
@@ -59,6 +60,7 @@ def train(
 ) -> list[Trained]:
     """Train several runs at once on the device where `data` lives: the same for all, or as many images for each.
 
+    Runs of the same images and seed see the same batches, and of the same teacher its scores: they are made once.
     A run whose loss is not finite stops at the end of that epoch, with the step recorded; the others go on.
 
     With `checkpoint`, everything is saved there every `checkpoint_seconds`, less often where saving takes more than a
@@ -78,10 +80,13 @@ def train(
             raise ValueError(f"labels have to be 0 to {num_classes - 1}, and there are some from {low} to {high}")
     device = of_run[0].labels.device
     per_epoch = schedule.steps(len(of_run[0]))
-    members = [
-        Member(run, images, num_classes, schedule, compiled=compiled, world=world)
-        for run, images in zip(runs, of_run, strict=True)
-    ]
+    feeds: dict[tuple[int, int, str | None], Feed] = {}
+    members = []
+    for run, images in zip(runs, of_run, strict=True):
+        seen = id(images), run.seed, run.teacher
+        if seen not in feeds:
+            feeds[seen] = Feed(run, images, num_classes, schedule, compiled=compiled, world=world)
+        members.append(Member(run, feeds[seen], num_classes, schedule, compiled=compiled, world=world))
     results = [Trained(m.run, m.model, m.losses, m.accuracies) for m in members]
     history = History(checkpoint, identify(runs, of_run, num_classes, schedule))
     first = history.load(members, results)
@@ -118,24 +123,27 @@ def train(
     graph: Graph | None = None
     step, saved, reported, pause = first, time.monotonic(), time.monotonic(), checkpoint_seconds
     with deferred_interrupts() as interruption, torch.random.fork_rng(devices=[]), ExitStack() as ending:
-        for member in members:
-            ending.callback(member.close)
+        for feed in feeds.values():
+            ending.callback(feed.close)
         for epoch in range(first // per_epoch, schedule.epochs):
             alive = [m for m, result in zip(members, results, strict=True) if result.diverged_at is None]
             if not alive:
                 break
-            for member in alive:
-                member.start_epoch(epoch, step - epoch * per_epoch)
+            used = list(dict.fromkeys(member.feed for member in alive))
+            for feed in used:
+                feed.start_epoch(epoch, step - epoch * per_epoch)
             while step < (epoch + 1) * per_epoch:
                 if world.any(interruption.requested, device):
                     save(step)
                     raise KeyboardInterrupt
-                for member in alive:
-                    member.feed()
+                for feed in used:
+                    feed.fetch()
                 if device.type == "cuda" and world.size == 1:
                     graph = graph or Graph(alive, step)
                     graph.replay()
                 else:
+                    for feed in used:
+                        feed.step()
                     for member in alive:
                         member.seed_step(step)
                         member.step()
@@ -149,8 +157,8 @@ def train(
                     save(step)
                     saved = time.monotonic()
                     pause = checkpoint_seconds and max(checkpoint_seconds, SAVING_SHARE * (saved - saving))
-            for member in alive:
-                member.prepare_epoch(epoch + 1)
+            for feed in used:
+                feed.prepare_epoch(epoch + 1)
             if report(step, epoch):
                 graph = None  # captured anew, without this run
         save(step)

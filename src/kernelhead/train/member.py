@@ -1,47 +1,36 @@
 """One run in training: everything that its step reads and writes, on the device."""
 
-from collections.abc import Callable, Generator, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
-
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from kernelhead.backbones import Classifier
-from kernelhead.data.resident import ResidentImages
 from kernelhead.heads import loss_and_hits
 from kernelhead.losses import distillation_loss, mixup_cross_entropy
 from kernelhead.parameters import parameter_groups
+from kernelhead.train.compiled import compile_whole
 from kernelhead.train.distributed import World, synchronize_batch_norm
+from kernelhead.train.feed import Feed
 from kernelhead.train.run import Run
-from kernelhead.train.saved import load_classifier
-from kernelhead.train.schedule import Schedule, epoch_noise, epoch_order, mix
-
-if TYPE_CHECKING:
-    from kernelhead.data.images import Batch, Images
-
-P = ParamSpec("P")
-R = TypeVar("R")
+from kernelhead.train.schedule import Schedule, mix
 
 
 class Member:
-    """A network, its optimiser and its place in the data.
+    """A network and its optimiser, which take the batches of a `Feed`.
 
-    A step (augmentation, forward, backward, update) takes all that changes from step to step, the place in the epoch,
-    the learning rate and the random numbers, from tensors on the device, so that it can be captured as a CUDA graph.
-    Images that are not on the device come through `feed`, which is called before each step.
+    A step (forward, backward, update) takes what changes from step to step, the batch and the learning rate, from
+    tensors on the device, so that it can be captured as a CUDA graph.
     """
 
     def __init__(
-        self, run: Run, data: "Images", num_classes: int, schedule: Schedule, *, compiled: bool, world: World
+        self, run: Run, feed: Feed, num_classes: int, schedule: Schedule, *, compiled: bool, world: World
     ) -> None:
+        data = feed.data
         device = data.labels.device
-        self.run, self.data, self.schedule, self.world = run, data, schedule, world
+        self.run, self.feed, self.schedule, self.world = run, feed, schedule, world
         self.model = run.create(num_classes).to(device).train()
         if device.type == "cuda":
             self.model = self.model.to(memory_format=torch.channels_last)
-        self.teacher = None if run.teacher is None else _teacher(run.teacher, num_classes, device)
         self.groups = parameter_groups(
             self.model, run.weight_decay, head_lr=None if run.head_rate == 1 else run.head_rate
         )
@@ -53,25 +42,15 @@ class Member:
             synchronize_batch_norm(self.model)
             objective = DistributedDataParallel(_Compiled(objective) if compiled else objective)
         self.objective = objective
-        self.forward = _compile(self._forward) if compiled and world.size == 1 else self._forward
+        self.forward = compile_whole(self._forward) if compiled and world.size == 1 else self._forward
 
-        self.steps = schedule.steps(len(data))
         rates = schedule.factors(len(data))
         self.rates = run.learning_rate * torch.tensor(rates, device=device)
         self.losses = torch.full_like(self.rates, torch.nan)
         self.accuracies = torch.full_like(self.rates, torch.nan)
         self.step_index = torch.zeros(1, dtype=torch.long, device=device)
-        self.part = world.part(schedule.batch_size)
-        if run.mixup and len(range(schedule.batch_size)[self.part]) < 2:
+        if run.mixup and len(range(schedule.batch_size)[feed.part]) < 2:
             raise ValueError("mixup mixes the images of a batch, and there is one a process: make batches larger")
-        self.resident = isinstance(data, ResidentImages)
-        if self.resident:
-            sizes = self.steps, len(range(schedule.batch_size)[self.part])
-            self.order = torch.empty(sizes, dtype=torch.long, device=device)
-            self.noise = torch.empty(*sizes, data.draws, device=device)
-        self.stream: Iterator[Batch] | None = None
-        self.fed: list[Tensor] = []
-        self.prepared: tuple[int, Tensor, Tensor] | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         """All that a later continuation needs; the place in the data is a function of seed and step."""
@@ -83,64 +62,16 @@ class Member:
             "step_index": self.step_index,
         }
 
-    def prepare_epoch(self, epoch: int) -> tuple[Tensor, Tensor]:
-        """Order and random numbers of an epoch, on the host: best called while the device is still busy."""
-        if self.prepared is None or self.prepared[0] != epoch:
-            order = epoch_order(len(self.data), self.run.seed, epoch)
-            noise = epoch_noise(len(self.data), self.data.draws, self.run.seed, epoch)
-            self.prepared = epoch, order, noise
-        return self.prepared[1:]
-
-    def start_epoch(self, epoch: int, first_step: int = 0) -> None:
-        """Go to the step `first_step` of an epoch."""
-        order, noise = self.prepare_epoch(epoch)
-        size = self.schedule.batch_size
-        if self.resident:
-            for place, values in ((self.order, order), (self.noise, noise)):
-                batches = values[: self.steps * size].view(self.steps, size, *values.shape[1:])
-                place.copy_(batches[:, self.part], non_blocking=True)
-            return
-        places = [slice(step * size, (step + 1) * size) for step in range(first_step, self.steps)]
-        self.stream = self.data.batches((order[at][self.part], noise[at][self.part]) for at in places)
-
-    def feed(self) -> None:
-        """Bring the next batch to the place from which the step reads it."""
-        if self.resident:
-            return
-        assert self.stream is not None
-        batch = next(self.stream)
-        if not self.fed:
-            self.fed = [tensor.clone() for tensor in batch]
-        for place, tensor in zip(self.fed, batch, strict=True):
-            place.copy_(tensor)
-
-    def close(self) -> None:
-        """End what decodes images ahead of the training."""
-        if isinstance(self.stream, Generator):
-            self.stream.close()
-
-    def _forward(self) -> tuple[Tensor, Tensor]:
-        """Loss and share of correct answers of the next batch."""
-        if self.resident:
-            step = self.step_index.remainder(self.steps)
-            index, noise = (epoch.index_select(0, step).squeeze(0) for epoch in (self.order, self.noise))
-            images, labels = self.data.augmented(index, noise)
-        else:
-            images, labels = self.fed
+    def _forward(self, images: Tensor, labels: Tensor, scores: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Loss and share of correct answers of a batch."""
         device = labels.device.type
-        if device == "cuda":
-            images = images.contiguous(memory_format=torch.channels_last)
         with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
-            scores = None
-            if self.teacher is not None:
-                with torch.no_grad():
-                    scores = self.teacher(images)
             loss, hits = self.objective(images, labels, scores)
         return loss, hits.float().mean()
 
     def step(self) -> None:
-        """One step of SGD with momentum, weight decay and the head's rate where `parameter_groups` puts them."""
-        loss, accuracy = self.forward()
+        """One step of SGD on the feed's batch, weight decay and the head's rate where `parameter_groups` puts them."""
+        loss, accuracy = self.forward(*self.feed.batch)
         if self.world.size > 1:  # the hooks of DistributedDataParallel are in backward() alone
             loss.backward()  # type: ignore[no-untyped-call]
             gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
@@ -201,34 +132,13 @@ class _Compiled(nn.Module):
     def __init__(self, objective: nn.Module) -> None:
         super().__init__()
         self.objective = objective
-        self.compiled = _compile(objective.forward)
+        self.compiled = compile_whole(objective.forward)
 
     def forward(self, images: Tensor, labels: Tensor, scores: Tensor | None) -> tuple[Tensor, Tensor]:
         loss, hits = self.compiled(images, labels, scores)
         return loss, hits
 
 
-def _compile(function: Callable[P, R]) -> Callable[P, R]:
-    """Members that differ in values alone share one compilation; every other kind of network has its own.
-
-    torch keeps eight for a function unless told otherwise, and would sooner make sizes that differ between kinds
-    dynamic, which is slower than one compilation each.
-    """
-    from torch._dynamo import config  # slow to import, and not needed without
-
-    limit = config.patch(recompile_limit=config.accumulated_recompile_limit)
-    compiled: Callable[P, R] = limit(torch.compile(function, fullgraph=True, dynamic=False))
-    return compiled
-
-
 def _laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:
     """A gradient with its elements in the order of the parameter's, as the fused update walks through both."""
     return gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)
-
-
-def _teacher(path: str, num_classes: int, device: torch.device) -> nn.Module:
-    saved = load_classifier(Path(path))
-    if len(saved.classes) != num_classes:
-        raise ValueError(f"the teacher {path} knows {len(saved.classes)} classes, the data have {num_classes}")
-    model = saved.model.to(device).requires_grad_(False)
-    return model.to(memory_format=torch.channels_last) if device.type == "cuda" else model
