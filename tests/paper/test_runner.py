@@ -737,13 +737,22 @@ def test_nobody_looks_at_labels_that_were_not_paid_for(shallow, tmp_path):
             opened.train.labels.copy_(labels)
 
 
-def test_each_seed_has_its_own_tenth_and_several_at_once_change_nothing(shallow, spy, tmp_path):
+def test_each_seed_has_its_own_tenth_and_several_at_once_change_nothing(shallow, spy, tmp_path, monkeypatch):
     options = {"only": ("30 %", "50 %", "Ours", "random", "margin", "ResNet-20"), "seeds": 2}
     plain = run("active", tmp_path / "plain", **options)
     tenths = {each.run.seed: each.images.chosen.tolist() for each in spy if each.result["method"].endswith("random10")}
     assert set(tenths) == {0, 1}
     assert tenths[0] != tenths[1]
+    groups, train = [], runner.train
+
+    def noted(runs, images, *rest, **more):
+        groups.append({(each.seed, id(seen)) for each, seen in zip(runs, images, strict=True)})
+        return train(runs, images, *rest, **more)
+
+    monkeypatch.setattr(runner, "train", noted)
     assert run("active", tmp_path / "three", at_once=3, **options) == plain
+    # Candidates, two tenths, and then two seeds of two strategies, whose subsets differ.
+    assert [len(seen) for seen in groups] == [1] * (len(groups) - 5) + [2, 2, 2, 2, 2]
 
 
 # With the networks of the tables
