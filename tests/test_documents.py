@@ -172,7 +172,7 @@ def test_fine_tuning_and_active_learning_are_quoted_as_measured():
     store, protocol = Store(ROOT / "results", 30), transfer.protocols["paper"]
     pets = {cell.column: accuracies(cell, store, protocol)[0] for cell in transfer.cells if "Pets" in cell.row}
     assert f"its layer is {pets['SM'] - pets['Ours']:.1f} points behind softmax" in text
-    assert f"alone, {pets['SM'] - pets['LIN']:.1f}. Second-order" in text
+    assert f"no bias, {pets['SM'] - pets['LIN']:.1f}. Second-order" in text
     assert f"level with softmax, {93.56 - pets['Best']:.1f} points short of the paper's 93.56" in text
     layer, softmax, best = (f"{pets[name]:.2f}" for name in ("Ours", "SM", "Best"))
     assert f"{layer} % with the paper's layer, {softmax} with softmax and {best} with" in " ".join(README.split())

@@ -16,7 +16,7 @@ def parameter_groups(model: nn.Module, weight_decay: float, *, head_lr: float | 
     on their own (sigmoid, softmax). A parameter shared by several modules appears once.
 
     `head_lr` is the learning rate of the heads of `kernelhead.HEADS` in the model; what is not in a head takes that of
-    the optimiser. A new head on a trained network has to learn faster than the network.
+    the optimiser. A new head on a trained network may have to learn faster than the network bears.
 
     `torch.optim.SGD(parameter_groups(model, 1e-4, head_lr=0.1), lr=0.01, momentum=0.9)`
     """

@@ -173,7 +173,7 @@ CIFAR_PROTOCOLS = {
 # Fine-tuning needs smaller steps: features of a trained network are long, and a softmax head does not scale them.
 # The network is trained already: rates are told apart by ten epochs, five of them warm-up.
 # With one rate for all, what the new head needs is too much for the trained network. So the other protocol gives the
-# head a rate of its own instead of another weight decay, and goes on to the small rates that half of the heads prefer.
+# head a rate of its own instead of another weight decay, and has one below the lowest, which some heads prefer.
 TRANSFER_PROTOCOLS = {
     "paper": Protocol("paper", (0.003, 0.01, 0.03, 0.1), (1e-4,), 64, choosing_epochs=10),
     "tuned": Protocol("tuned", (0.001, 0.003, 0.01, 0.03), (1e-4,), 64, choosing_epochs=10, head_rates=(1.0, 10.0)),

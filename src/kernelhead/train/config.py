@@ -152,7 +152,7 @@ class TrainConfig:
 
 
 def _fine_tuning_rate(head: str, options: dict[str, Any]) -> float:
-    """For a trained network, the one that held-out images of Oxford-IIIT Pets preferred (docs/tables.md).
+    """For a trained network and a kind of head, after what held-out images of Pets preferred (docs/tables.md).
 
     Trained features are long, and a head that does not scale them to unit length takes small steps only.
     """
