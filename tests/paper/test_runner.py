@@ -30,6 +30,7 @@ from kernelhead.paper.runner import Settings, adapted
 from kernelhead.paper.store import NEEDED, Job, Store
 from kernelhead.results import load_result
 from kernelhead.train import run as run_module
+from kernelhead.train.checkpoint import load_checkpoint, save_checkpoint
 from kernelhead.train.config import TrainConfig
 from kernelhead.train.loop import predict
 from kernelhead.train.saved import load_classifier
@@ -38,7 +39,7 @@ CLASSES = 8  # of the quick data
 RATES = {"transfer": ("0.003", "0.01")}  # of quick runs; else
 CIFAR_RATES = ("0.05", "0.1")
 WHOLE = {cell.recipe.key for table in EXPERIMENTS.values() for cell in table.cells if cell.recipe.subset is None}
-TIMES = ("seconds", "at_once", "selection")  # what differs between two times of the same
+TIMES = ("seconds", "at_once")
 
 
 def ignore(_):
@@ -108,6 +109,7 @@ def numbers_below(folder):
     """Results without what depends on the clock and on the place."""
     numbers = {}
     for path, result in results_below(folder).items():
+        result.get("selection", {}).pop("seconds", None)
         text = json.dumps({key: value for key, value in result.items() if key not in TIMES})
         numbers[path] = json.loads(text.replace(str(folder), ""))
     return numbers
@@ -737,6 +739,24 @@ def test_nobody_looks_at_labels_that_were_not_paid_for(shallow, tmp_path):
             opened.train.labels.copy_(labels)
 
 
+def test_what_was_selected_before_its_time_was_measured_is_used(shallow, tmp_path):
+    only = ("30 %", "SM", "k-center", "ResNet-20")
+    run("active", tmp_path, only=only)
+    (place,) = tmp_path.rglob("*-k-center.safetensors")
+    tensors, state = load_checkpoint(place)
+    assert state["images"] == 51
+    save_checkpoint(place, tensors, {"strategy": "k-center", "seed": 0})
+    (path,) = tmp_path.rglob("resnet20-softmax-kcenter30-paper/lr*.json")
+    before = load_result(path, NEEDED)
+    path.unlink()
+    run("active", tmp_path, only=only)
+    after = load_result(path, NEEDED)
+    assert "selection" in before
+    assert "selection" not in after
+    assert after["accuracy"] == before["accuracy"]
+    grid.table(EXPERIMENTS["active"], Store(tmp_path, 1), [adapted(CIFAR_PROTOCOLS["paper"], True)])
+
+
 def test_each_seed_has_its_own_tenth_and_several_at_once_change_nothing(shallow, spy, tmp_path, monkeypatch):
     options = {"only": ("30 %", "50 %", "Ours", "random", "margin", "ResNet-20"), "seeds": 2}
     plain = run("active", tmp_path / "plain", **options)
@@ -765,6 +785,18 @@ def test_the_network_of_the_transfer_table(small, tmp_path):
     for result in results.values():
         assert result["config"]["backbone"] == "resnet18"
         assert result["parameters"]["head"] == 512 * 8 + 10
+
+
+def test_a_rate_of_the_heads_own_goes_into_the_training_and_its_files(shallow, small, tmp_path, monkeypatch):
+    monkeypatch.setitem(
+        EXPERIMENTS["distillation"].protocols, "tuned", Protocol("tuned", (0.1,), (1e-4,), 6, 1, head_rates=(10.0,))
+    )
+    run("distillation", tmp_path, only=("CIFAR-10", "SM"), protocols=("tuned",))
+    (path,) = tmp_path.rglob("lenet5-*/lr*.json")
+    assert path.name == "lr0.1-wd0.0001-head10-seed0.json"
+    assert load_result(path, NEEDED)["config"]["head_rate"] == 10
+    saved = load_classifier(path.with_suffix(".safetensors"))
+    assert (saved.run.head_rate, saved.settings["head_rate"]) == (10, 10)
 
 
 def test_weights_of_the_users_own(tmp_path):

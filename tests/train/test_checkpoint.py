@@ -1,11 +1,14 @@
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
-from kernelhead.train.checkpoint import BrokenCheckpointError, History, load_checkpoint, save_checkpoint
+from kernelhead.train.checkpoint import DTYPES, BrokenCheckpointError, History, load_checkpoint, save_checkpoint
 
 
 def example():
@@ -13,6 +16,7 @@ def example():
         "weight": torch.randn(3, 4).t(),
         "half": torch.randn(5).to(torch.bfloat16),
         "count": torch.tensor(7),
+        "byte": torch.tensor([True, False, True]),
         "empty": torch.zeros(0, 2),
     }
 
@@ -26,6 +30,32 @@ def test_round_trip_to_the_bit(tmp_path):
     for name, tensor in tensors.items():
         assert loaded[name].dtype == tensor.dtype
         assert torch.equal(loaded[name], tensor)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_others_read_it(tmp_path, dtype):
+    """safetensors itself, which looks at names of types and places, without gaps; and where tensors may be mapped."""
+    path = tmp_path / "a.safetensors"
+    tensors = {"odd": torch.arange(3).to(torch.uint8), "typed": torch.arange(5).to(dtype), **example()}
+    save_checkpoint(path, tensors, {"umlaut": "ä"})
+    found = safetensors.torch.load_file(path)
+    assert {name: (x.dtype, x.tolist()) for name, x in found.items()} == {
+        name: (x.dtype, x.tolist()) for name, x in tensors.items()
+    }
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    for name, tensor in tensors.items():
+        assert (8 + length + header[name]["data_offsets"][0]) % tensor.element_size() == 0
+
+
+def test_it_is_on_the_disk_and_a_file_like_others(tmp_path, monkeypatch):
+    path, plain, synced = tmp_path / "a.safetensors", tmp_path / "plain", []
+    monkeypatch.setattr("os.fsync", lambda descriptor: synced.append(os.fstat(descriptor)))
+    save_checkpoint(path, example(), {})
+    plain.touch()
+    assert path.stat().st_mode == plain.stat().st_mode
+    assert [(told.st_ino, told.st_size) for told in synced] == [(path.stat().st_ino, path.stat().st_size)]
 
 
 @pytest.mark.parametrize("keep", [0, 4, 100, -1])

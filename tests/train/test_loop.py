@@ -188,7 +188,7 @@ def test_what_runs_see_alike_is_made_once(data, tmp_path, monkeypatch):
 def test_batches_go_on_when_a_run_that_shares_them_diverges(data):
     runs = [Run("lenet5", "softmax", rate, seed=1) for rate in (1e30, 0.1)]
     broken, whole = train(runs, data, 3, SCHEDULE)
-    assert broken.diverged_at is not None
+    assert broken.diverged_at < 4  # in the first of two epochs
     assert torch.equal(whole.losses, train(runs[1:], data, 3, SCHEDULE)[0].losses)
 
 

@@ -44,6 +44,9 @@ RUNS = [
     Run("lenet5", "kernel", 0.05, seed=2),
     DroppedOut("lenet5", "linear", 0.05, seed=3, mixup=True),
 ]
+SHARING = [
+    Run("lenet5", "kernel", rate, seed=2, head_rate=head_rate) for rate, head_rate in ((0.05, 1.0), (0.01, 10.0))
+]
 
 
 @functools.cache
@@ -207,6 +210,13 @@ def test_goes_on_from_any_step(tmp_path, monkeypatch, whole, step):
     path = tmp_path / "c.safetensors"
     stop_at(step, path, monkeypatch)
     assert_same(whole, go_on(path), path)
+
+
+def test_runs_that_share_their_batches_go_on(tmp_path, monkeypatch):
+    path = tmp_path / "c.safetensors"
+    stop_at(PER_EPOCH + 2, path, monkeypatch, SHARING)
+    alone = tmp_path / "whole.safetensors"
+    assert_same((go_on(alone, SHARING, seconds=1e9), contents(alone)), go_on(path, SHARING), path)
 
 
 def test_a_finished_training_is_not_trained_again(tmp_path, monkeypatch, whole):

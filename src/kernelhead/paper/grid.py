@@ -260,11 +260,11 @@ def _notes(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) 
 
 
 def _selections(results: Sequence[dict[str, Any]]) -> list[str]:
-    """How long it took to choose what to label, for each network that it was done with."""
+    """How long k-center took to choose what to label, which is slow, by the networks that chose; margin is a sort."""
     found: dict[tuple[str, str, int], set[float]] = {}
     for result in results:
-        if "selection" in result:
-            selection = result["selection"]
+        selection = result.get("selection", {})
+        if "seconds" in selection:
             network = result["config"]["backbone"], selection["strategy"], selection["images"]
             found.setdefault(network, set()).add(selection["seconds"])
     return [

@@ -226,7 +226,7 @@ def _train(
         write_bytes(note, json.dumps({"paths": paths, "seconds": noted - began}).encode())
 
     def tell(moment: Moment) -> None:
-        if time.perf_counter() - noted > NOTE_SECONDS:  # about as often as there is a checkpoint
+        if time.perf_counter() - noted > NOTE_SECONDS:  # as often as there is a checkpoint, unless they take long
             write_note()
         progress(Progress(0, 0, what, moment))
 
@@ -348,7 +348,8 @@ def _subset(job: Job, opened: Opened, store: Store) -> tuple[Tensor, dict[str, A
         seconds = time.perf_counter() - began
         selection = {"strategy": recipe.subset.strategy, "images": len(chosen), "seconds": seconds}
         save_checkpoint(place, {"chosen": chosen}, selection)
-    return torch.cat([first, chosen])[:count], {"selection": selection}
+    told = {"selection": selection} if "seconds" in selection else {}  # not in files from before it was measured
+    return torch.cat([first, chosen])[:count], told
 
 
 def _embed(saved: SavedClassifier, data: Images) -> tuple[Tensor, Tensor]:

@@ -6,10 +6,9 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -22,6 +21,20 @@ if TYPE_CHECKING:
     from kernelhead.train.schedule import Schedule
 
 
+DTYPES = {  # as safetensors names them
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
 class BrokenCheckpointError(ValueError):
     """A checkpoint that is cut short, tampered with, or not one at all."""
 
@@ -31,11 +44,30 @@ def save_checkpoint(path: Path, tensors: dict[str, Tensor], state: dict[str, Any
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(state, sort_keys=True)
     metadata = {"state": text, "sha256": digest(tensors, text)}
-    try:
-        with replacing(path) as file:  # which is written tensor by tensor: all bytes at once would double the memory
-            safetensors.torch.save_file(tensors, file.name, metadata)
-    except safetensors.SafetensorError as error:
-        raise OSError(f"{path} cannot be written ({error})") from error
+    with replacing(path) as file:
+        try:
+            _write(file, tensors, metadata)
+        except OSError as error:
+            raise OSError(f"{path} cannot be written ({error})") from error
+
+
+def _write(file: IO[bytes], tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """The format of safetensors, tensor by tensor, into a file that is open.
+
+    `safetensors.torch.save` doubles the memory, and `save_file` puts another file in the place of the one it is given.
+    """
+    ordered = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # each at a multiple of its size
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name in ordered:
+        tensor = tensors[name]
+        begin, end = end, end + tensor.nbytes
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for name in ordered:
+        file.write(_bytes(tensors[name]))
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -57,8 +89,14 @@ def digest(tensors: dict[str, Tensor], state: str = "") -> str:
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
         checksum.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        checksum.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        checksum.update(_bytes(tensor))
     return checksum.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """Those of a contiguous tensor on the CPU, not copied."""
+    content: memoryview = tensor.reshape(-1).view(torch.uint8).numpy().data
+    return content
 
 
 def identify(runs: "Sequence[Run]", data: "Sequence[Images]", num_classes: int, schedule: "Schedule") -> dict[str, Any]:

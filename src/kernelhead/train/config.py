@@ -154,9 +154,10 @@ class TrainConfig:
 def _fine_tuning_rate(head: str, options: dict[str, Any]) -> float:
     """For a trained network and a kind of head, after what held-out images of Pets preferred (docs/tables.md).
 
-    Trained features are long, and a head that does not scale them to unit length takes small steps only.
+    Trained features are long, and a head that does not scale them to unit length takes small steps only. Measured were
+    2048 landmarks and channels over places; at 0.003 and 0.01 these channels have equal accuracy, at 0.01 a better NLL.
     """
-    if head in ("expansion", "kernel") and (head == "expansion" or options.get("landmarks")):
+    if head == "expansion" or options.get("landmarks"):
         return 0.01
     return 0.03 if head in ("linear", "kernel") else 0.003
 

@@ -16,21 +16,26 @@ class Graph:
     """
 
     def __init__(self, members: Sequence[Member], step: int) -> None:
-        streams: dict[Feed | Member, torch.cuda.Stream] = {}
+        by_feed: dict[Feed, list[Member]] = {}
         for member in members:
-            for each in (member.feed, member):
-                if each not in streams:
-                    streams[each] = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        tensors = [each.step_index for each in streams if isinstance(each, Feed)]
+            by_feed.setdefault(member.feed, []).append(member)
+        streams = {member: torch.cuda.Stream() for member in members}  # type: ignore[no-untyped-call]
+        tensors = [feed.step_index for feed in by_feed]
         tensors += [tensor for member in members for tensor in member.tensors().values()]
         kept = [tensor.clone() for tensor in tensors]
 
         def fork_and_join() -> None:
             main = torch.cuda.current_stream()
-            for each, stream in streams.items():  # a feed comes before its members
-                stream.wait_stream(streams[each.feed] if isinstance(each, Member) else main)
-                with torch.cuda.stream(stream):
-                    each.step()
+            for feed, own in by_feed.items():
+                first = streams[own[0]]  # there are few streams: a feed shares that of a member
+                first.wait_stream(main)
+                with torch.cuda.stream(first):
+                    feed.step()
+                for member in own[1:]:  # before that member goes on
+                    streams[member].wait_stream(first)
+                for member in own:
+                    with torch.cuda.stream(streams[member]):
+                        member.step()
             for stream in streams.values():
                 main.wait_stream(stream)
 

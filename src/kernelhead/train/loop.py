@@ -60,13 +60,13 @@ def train(
 ) -> list[Trained]:
     """Train several runs at once on the device where `data` lives: the same for all, or as many images for each.
 
-    Runs of the same images and seed see the same batches, and of the same teacher its scores: they are made once.
+    Runs of the same images, seed and teacher, or of none, see the same: their batches, and its scores, are made once.
     A run whose loss is not finite stops at the end of that epoch, with the step recorded; the others go on.
 
-    With `checkpoint`, everything is saved there every `checkpoint_seconds`, less often where saving takes more than a
-    twentieth of them and after each step if they are 0, at the end, and before leaving on SIGINT or SIGTERM (which then
-    raise KeyboardInterrupt); a later call with the same arguments goes on from there, on a CPU to the bit. The one
-    before is kept beside it, and used if the newest is damaged.
+    With `checkpoint`, everything is saved there every `checkpoint_seconds`, at the end, and before leaving on SIGINT
+    or SIGTERM (which then raise KeyboardInterrupt); a later call with the same arguments goes on from there, on a CPU
+    to the bit. The one before is kept beside it, and used if the newest is damaged. Where saving takes more than a
+    twentieth of `checkpoint_seconds`, it is done less often; where they are 0, after each step.
 
     `compiled` uses torch.compile. `progress` is called after each epoch, and within one where steps are slow.
     """
@@ -153,6 +153,8 @@ def train(
                     report(step, epoch)
                     reported = time.monotonic()
                 if checkpoint is not None and time.monotonic() - saved > pause:
+                    if device.type == "cuda":
+                        torch.cuda.synchronize(device)  # steps that are only queued are no part of saving
                     saving = time.monotonic()
                     save(step)
                     saved = time.monotonic()

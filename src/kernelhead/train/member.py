@@ -31,6 +31,7 @@ class Member:
         self.model = run.create(num_classes).to(device).train()
         if device.type == "cuda":
             self.model = self.model.to(memory_format=torch.channels_last)
+        # Rates change from step to step: that of a group here is a multiple of the step's.
         self.groups = parameter_groups(
             self.model, run.weight_decay, head_lr=None if run.head_rate == 1 else run.head_rate
         )
