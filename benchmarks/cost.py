@@ -140,14 +140,11 @@ def with_accuracies(rows: dict[str, dict[str, Any]], runs: Path, epochs: int) ->
 
 def together(files: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
     """The rows of several measurements by depth; a network is that of the first which has it."""
-    networks: dict[str, dict[str, dict[str, Any]]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for rows in files:
-        found: dict[str, dict[str, dict[str, Any]]] = {}
-        for name, row in rows.items():
-            found.setdefault(name.split(", ")[0], {})[name] = row
-        networks = {**found, **networks}
-    ordered = sorted(networks, key=lambda network: int(network.rpartition("-")[2]))
-    return {name: row for network in ordered for name, row in networks[network].items()}
+        known = {name.split(", ")[0] for name in found}
+        found |= {name: row for name, row in rows.items() if name.split(", ")[0] not in known}
+    return dict(sorted(found.items(), key=lambda item: int(item[0].split(", ")[0].rpartition("-")[2])))
 
 
 def relative(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

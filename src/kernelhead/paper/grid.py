@@ -261,17 +261,16 @@ def _notes(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) 
 
 def _selections(results: Sequence[dict[str, Any]]) -> list[str]:
     """How long k-center took to choose what to label, which is slow, by the networks that chose; margin is a sort."""
-    found: dict[tuple[str, str, int], set[float]] = {}
+    found: dict[tuple[str, int], set[float]] = {}
     for result in results:
         selection = result.get("selection", {})
-        if "seconds" in selection:
-            network = result["config"]["backbone"], selection["strategy"], selection["images"]
+        if selection.get("strategy") == "k-center" and "seconds" in selection:
+            network = result["config"]["backbone"].removeprefix("cifar_"), selection["images"]
             found.setdefault(network, set()).add(selection["seconds"])
     return [
-        f"{strategy} put {images:,} images in order by the features of {backbone.removeprefix('cifar_')} in "
-        f"{np.mean(list(seconds)):.1f} s, once for all budgets."
-        for (backbone, strategy, images), seconds in found.items()
-        if strategy == "k-center"
+        f"k-center put {images:,} images in order by the features of {backbone} in {np.mean(list(seconds)):.1f} s, "
+        "once for all budgets."
+        for (backbone, images), seconds in found.items()
     ]
 
 

@@ -207,11 +207,9 @@ def _train(
     what = f"{recipe.data}: {'choosing' if jobs[0].choosing else 'training'} {recipe.key}{others}"
     progress(Progress(0, 0, what))
     opened = source.open(recipe.data)
-    found_images: dict[Any, tuple[Images, Images, dict[str, Any]]] = {}  # the same for all that see the same
-    for job in jobs:
-        if _seen(job) not in found_images:
-            found_images[_seen(job)] = _images(job, opened, store)
-    images, test, selections = zip(*(found_images[_seen(job)] for job in jobs), strict=True)
+    # One object for all that see the same, by which `train` knows it.
+    shown = {seen: _images(job, opened, store) for seen, job in {_seen(job): job for job in jobs}.items()}
+    images, test, selections = zip(*(shown[_seen(job)] for job in jobs), strict=True)
     schedule = Schedule(jobs[0].epochs, protocol.batch_size, warmup_epochs=protocol.warmup_epochs)
     paths = [str(job.path.relative_to(store.root)) for job in jobs]
     checkpoint = store.root / PARTIAL / f"{_digest(paths)}.safetensors"

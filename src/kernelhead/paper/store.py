@@ -132,7 +132,10 @@ class Store:
             if jobs:
                 return jobs
             wanted = [seed for seed in wanted if self._converged(other, protocol, seed)]
-        return [_job(recipe, protocol, self.epochs, seed, choice, False, paths[seed]) for seed in wanted]
+        return [
+            Job(recipe, protocol, self.epochs, seed, *choice[:2], False, paths[seed], choice.head_rate)
+            for seed in wanted
+        ]
 
     def _done(self, path: Path, networks: bool) -> bool:
         result = self.read(path)
@@ -153,7 +156,7 @@ class Store:
         paths = {candidate: self.choice_path(recipe, protocol, candidate) for candidate in protocol.candidates()}
         epochs = protocol.epochs_to_choose(self.epochs)
         return [
-            _job(recipe, protocol, epochs, 0, candidate, True, path)
+            Job(recipe, protocol, epochs, 0, *candidate[:2], True, path, candidate.head_rate)
             for candidate, path in paths.items()
             if self.read(path) is None
         ]
@@ -222,13 +225,6 @@ class _Training(NamedTuple):
 def _builds_on(recipe: Recipe) -> list[Recipe]:
     """Those whose networks of the same seed it needs."""
     return [other for other in (recipe.teacher, recipe.seed_model) if other is not None]
-
-
-def _job(
-    recipe: Recipe, protocol: Protocol, epochs: int, seed: int, chosen: Candidate, choosing: bool, path: Path
-) -> Job:
-    rate, decay, head_rate = chosen
-    return Job(recipe, protocol, epochs, seed, rate, decay, choosing, path, head_rate)
 
 
 def _setting(candidate: Candidate) -> str:

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from kernelhead.data.resident import ResidentImages
 from kernelhead.train.compiled import compile_whole
 from kernelhead.train.distributed import World
+from kernelhead.train.run import Run
 from kernelhead.train.saved import load_classifier
 from kernelhead.train.schedule import Schedule, epoch_noise, epoch_order
 
 if TYPE_CHECKING:
     from kernelhead.data.images import Batch, Images
-    from kernelhead.train.run import Run
 
 
 class Feed:
@@ -32,7 +32,7 @@ class Feed:
     batch: tuple[Tensor, Tensor, Tensor | None]
 
     def __init__(
-        self, run: "Run", data: "Images", num_classes: int, schedule: Schedule, *, compiled: bool, world: World
+        self, run: Run, data: "Images", num_classes: int, schedule: Schedule, *, compiled: bool, world: World
     ) -> None:
         device = data.labels.device
         self.seed, self.data, self.schedule = run.seed, data, schedule

@@ -31,7 +31,7 @@ class Graph:
                 first.wait_stream(main)
                 with torch.cuda.stream(first):
                     feed.step()
-                for member in own[1:]:  # before that member goes on
+                for member in own[1:]:  # now: they need the batch, and not the first member's step
                     streams[member].wait_stream(first)
                 for member in own:
                     with torch.cuda.stream(streams[member]):
