@@ -122,6 +122,11 @@ def test_the_listing_names_a_damaged_file(tmp_path, write_runs):
     ("arguments", "sentence"),
     [
         (["imagenet"], "unknown table 'imagenet'; choose one of synthetic, cifar10, cifar100, transfer, "),
+        (["kernels", "imagenet"], "unknown table 'imagenet'; choose one of synthetic, cifar10, cifar100, transfer, "),
+        (["kernels", "synthetic"], "'synthetic' goes with no other table: ask for it alone"),
+        (["list", "kernels"], "'list' goes with no other table: ask for it alone"),
+        (["rectification", "kernels", "--only", "SM"], "kernels has no row or column 'SM'; it has "),
+        (["kernels", "cifar10", "--weights", "w"], "the table 'kernels' has no --weights: leave it out"),
         (["cifar10", "--protocol", "mine"], "unknown protocol 'mine'; choose one of paper, tuned, both"),
         (["cifar10", "--only", "ResNet-9"], "cifar10 has no row or column 'ResNet-9'; it has KER, LIN, Ours, "),
         (["active", "--only", "30%"], "active has no row or column '30%'; it has 30 %, 40 %"),
@@ -156,22 +161,22 @@ def test_wrong_usage_is_refused(arguments):
 def test_what_was_asked_for_reaches_the_runner(tmp_path, monkeypatch, write_runs):
     seen = []
 
-    def note(experiment, root, settings, progress):
-        seen.append((experiment.name, root, settings))
-        protocol = adapted(experiment.protocols["paper"], settings.quick)
-        write_runs(Store(root, settings.epochs), experiment.cells[0].recipe, protocol, {0: 50.0})
+    def note(experiments, root, settings, progress):
+        seen.append(([experiment.name for experiment in experiments], root, settings))
+        protocol = adapted(experiments[0].protocols["paper"], settings.quick)
+        write_runs(Store(root, settings.epochs), experiments[0].cells[0].recipe, protocol, {0: 50.0})
 
     monkeypatch.setattr(runner, "run", note)
     assert invoke("reproduce", "cifar10", "--device", "cpu").exit_code == 0
     options = ["--epochs", 7, "--seeds", 3, "--protocol", "both", "--only", "SM", "--only", "Ours", "--at-once", 5]
     (tmp_path / "w").touch()
     options += ["--compile", "--weights", "w", "--runs", "other", "--device", "cpu"]
-    assert invoke("reproduce", "transfer", *options).exit_code == 0
+    assert invoke("reproduce", "cifar100", "transfer", "cifar100", *options).exit_code == 0
     assert invoke("reproduce", "kernels", "--quick", "--device", "cpu").exit_code == 0
-    (_, first_root, first), (name, root, settings), (_, quick_root, quick) = seen
+    (_, first_root, first), (names, root, settings), (_, quick_root, quick) = seen
     assert str(first_root) == "runs"
     assert first == runner.Settings(epochs=200)
-    assert (name, str(root)) == ("transfer", "other")
+    assert (names, str(root)) == (["cifar100", "transfer"], "other")
     assert settings == runner.Settings(7, 3, ("paper", "tuned"), ("SM", "Ours"), 5, True, False, "w", "cpu")
     assert str(quick_root) == "runs/quick"
     assert quick == runner.Settings(epochs=1, quick=True)

@@ -290,7 +290,7 @@ def image_settings(epochs=1, **options):
 
 
 def run(table, root, progress=ignore, **options):
-    runner.run(EXPERIMENTS[table], root, image_settings(**options), progress)
+    runner.run([EXPERIMENTS[table]], root, image_settings(**options), progress)
     return numbers_below(root)
 
 
@@ -332,12 +332,12 @@ def run_and_stop(table, root, settings):
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with pytest.raises(KeyboardInterrupt):
-        runner.run(EXPERIMENTS[table], root, settings, stop)
+        runner.run([EXPERIMENTS[table]], root, settings, stop)
 
 
 def test_a_training_goes_on_in_its_middle(shallow, small, tmp_path, monkeypatch):
     settings = replace(image_settings(only=("Ours ResNet-20", "rectified features")), epochs=3)
-    runner.run(EXPERIMENTS["rectification"], tmp_path / "plain", settings, ignore)
+    runner.run([EXPERIMENTS["rectification"]], tmp_path / "plain", settings, ignore)
 
     run_and_stop("rectification", tmp_path / "stopped", settings)
     assert not results_below(tmp_path / "stopped")
@@ -348,7 +348,7 @@ def test_a_training_goes_on_in_its_middle(shallow, small, tmp_path, monkeypatch)
         if now.moment is not None and now.done == 0:
             steps.append(now.moment.epoch)
 
-    runner.run(EXPERIMENTS["rectification"], tmp_path / "stopped", settings, note)
+    runner.run([EXPERIMENTS["rectification"]], tmp_path / "stopped", settings, note)
     assert steps == [3]
     assert not list((tmp_path / "stopped" / ".partial").iterdir())
     assert numbers_below(tmp_path / "stopped") == numbers_below(tmp_path / "plain")
@@ -357,7 +357,7 @@ def test_a_training_goes_on_in_its_middle(shallow, small, tmp_path, monkeypatch)
 def test_a_group_that_was_stopped_goes_on_among_others(shallow, small, tmp_path, monkeypatch):
     """Also with other seeds, other cells and another number at once; and its seconds are those of both parts."""
     settings = replace(image_settings(only=("Ours ResNet-20",)), epochs=3)
-    runner.run(EXPERIMENTS["rectification"], tmp_path / "plain", settings, ignore)
+    runner.run([EXPERIMENTS["rectification"]], tmp_path / "plain", settings, ignore)
     clock = iter(range(0, 10**9, 10))
     monkeypatch.setattr(runner.time, "perf_counter", lambda: next(clock))
     run_and_stop("rectification", tmp_path / "stopped", replace(settings, at_once=4))
@@ -367,7 +367,7 @@ def test_a_group_that_was_stopped_goes_on_among_others(shallow, small, tmp_path,
     assert told["seconds"] > 0
     seen = []
     other = replace(settings, only=("ResNet-20",), seeds=2, at_once=3)
-    runner.run(EXPERIMENTS["rectification"], tmp_path / "stopped", other, seen.append)
+    runner.run([EXPERIMENTS["rectification"]], tmp_path / "stopped", other, seen.append)
     epochs = [now.moment.epoch for now in seen if now.moment is not None and now.done == 0]
     assert min(epochs) >= 2  # on from where it was
     assert not list((tmp_path / "stopped" / ".partial").iterdir())
@@ -382,14 +382,14 @@ def test_what_was_stopped_and_done_otherwise_leaves_nothing(shallow, small, tmp_
     run_and_stop("rectification", tmp_path, settings)
     assert list((tmp_path / ".partial").iterdir())
     runner.run(
-        EXPERIMENTS["rectification"], tmp_path, replace(settings, only=(*settings.only, "rectified features")), ignore
+        [EXPERIMENTS["rectification"]], tmp_path, replace(settings, only=(*settings.only, "rectified features")), ignore
     )
     assert not list((tmp_path / ".partial").iterdir())
 
 
 def test_stopped_while_it_is_measured_a_group_is_not_trained_again(shallow, small, tmp_path, monkeypatch):
     settings = replace(image_settings(only=("Ours ResNet-20",), at_once=4), epochs=2)
-    runner.run(EXPERIMENTS["rectification"], tmp_path / "plain", settings, ignore)
+    runner.run([EXPERIMENTS["rectification"]], tmp_path / "plain", settings, ignore)
     measure, calls = runner.measure, []
 
     def measure_two(*arguments):
@@ -400,10 +400,10 @@ def test_stopped_while_it_is_measured_a_group_is_not_trained_again(shallow, smal
 
     monkeypatch.setattr(runner, "measure", measure_two)
     with pytest.raises(KeyboardInterrupt):
-        runner.run(EXPERIMENTS["rectification"], tmp_path / "stopped", settings, ignore)
+        runner.run([EXPERIMENTS["rectification"]], tmp_path / "stopped", settings, ignore)
     assert not results_below(tmp_path / "stopped")
     seen = []
-    runner.run(EXPERIMENTS["rectification"], tmp_path / "stopped", settings, seen.append)
+    runner.run([EXPERIMENTS["rectification"]], tmp_path / "stopped", settings, seen.append)
     assert [now.moment for now in seen if now.done == 0] == [None]  # nothing was trained
     assert not list((tmp_path / "stopped" / ".partial").iterdir())
     assert numbers_below(tmp_path / "stopped") == numbers_below(tmp_path / "plain")
@@ -421,7 +421,7 @@ def test_stopped_while_it_is_kept_a_group_is_kept_first(shallow, small, tmp_path
 
     monkeypatch.setattr(runner, "save_result", save_and_stop)
     with pytest.raises(KeyboardInterrupt):
-        runner.run(EXPERIMENTS["rectification"], tmp_path, settings, ignore)
+        runner.run([EXPERIMENTS["rectification"]], tmp_path, settings, ignore)
     assert len(results_below(tmp_path)) == len(saved) == 4
     assert not list((tmp_path / ".partial").iterdir())
 
@@ -436,7 +436,7 @@ def test_seconds_before_a_sudden_end_are_counted(shallow, small, tmp_path, monke
             raise MemoryError
 
     with pytest.raises(MemoryError):
-        runner.run(EXPERIMENTS["rectification"], tmp_path, settings, fail)
+        runner.run([EXPERIMENTS["rectification"]], tmp_path, settings, fail)
     (note,) = (tmp_path / ".partial").glob("*.json")
     assert json.loads(note.read_text())["seconds"] >= 300  # three epochs, and the clock ticks more often than that
 
@@ -453,7 +453,7 @@ def test_a_lost_network_is_trained_again_and_its_result_stays(shallow, small, tm
     (chosen := network.with_name(f"{network.stem}-margin.safetensors")).touch()
     assert run("distillation", tmp_path, only=only)  # nobody needs it
     assert not network.exists()
-    runner.run(EXPERIMENTS["distillation"], tmp_path, image_settings(only=("CIFAR-10", "Ours")), ignore)
+    runner.run([EXPERIMENTS["distillation"]], tmp_path, image_settings(only=("CIFAR-10", "Ours")), ignore)
     again = load_classifier(network).model.state_dict()
     assert all(torch.equal(again[name], tensor) for name, tensor in before.items())
     assert not chosen.exists()
@@ -515,6 +515,30 @@ def test_networks_of_one_depth_are_trained_together(shallow, small, tmp_path, mo
     monkeypatch.setattr(runner, "train", spied)
     run("rectification", tmp_path, seeds=seeds, at_once=at_once)
     assert seen[-len(groups) :] == groups
+
+
+def test_several_tables_are_trained_together(shallow, small, spy, tmp_path, monkeypatch):
+    """In groups of all of them, and what they share once; results are those of one table after the other."""
+    tables, only = ("kernels", "rectification"), ("ResNet-20",)
+    groups = []
+    train = runner.train
+
+    def spied(runs, *rest, **options):
+        groups.append(len(runs))
+        return train(runs, *rest, **options)
+
+    monkeypatch.setattr(runner, "train", spied)
+    last = []
+    settings = image_settings(only=only, at_once=12)
+    runner.run([EXPERIMENTS[table] for table in tables], tmp_path / "together", settings, last.append)
+    # RBF, polynomial and learned kernel, rectified softmax and kernel, softmax: two rates each, then one training
+    assert groups == [12, 6]
+    assert len(spy) == 18
+    assert len({made.path for made in spy}) == 18
+    assert (last[-1].done, last[-1].total) == (12, 18)
+    for table in tables:
+        run(table, tmp_path / "in turn", only=only)
+    assert numbers_below(tmp_path / "together") == numbers_below(tmp_path / "in turn")
 
 
 def test_choices_may_be_shorter(shallow, small, spy, tmp_path, monkeypatch):
@@ -822,7 +846,7 @@ def test_results_tell_which_weights_networks_began_with(monkeypatch, tmp_path):
     table = Experiment("transfer", "", (Cell("Pets", "SM", recipe),), {protocol.name: protocol})
 
     def go(weights):
-        runner.run(table, tmp_path / "runs", Settings(1, weights=weights), lambda _: None)
+        runner.run([table], tmp_path / "runs", Settings(1, weights=weights), lambda _: None)
 
     go(str(source))
     (result,) = results_below(tmp_path / "runs").values()

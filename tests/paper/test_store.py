@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -100,7 +101,7 @@ def test_only_the_candidates_that_lack_are_run(store):
 
 def test_a_single_candidate_needs_no_choice(store):
     assert told(store.missing(PLAIN, SINGLE, [0])) == [(PLAIN, False, 0, 0.1, 1e-4)]
-    assert store.count([PLAIN], [SINGLE], [0]) == (0, 1)
+    assert store.count(product([PLAIN], [SINGLE]), [0]) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -129,12 +130,12 @@ def test_protocols_share_what_is_the_same_training(store, tmp_path):
     choose(store, PLAIN, TUNED, 1.0, 99.0, 2.0, 3.0)
     assert store.missing(PLAIN, TUNED, [0]) == []
     assert store.results(PLAIN, TUNED).keys() == {0}
-    assert store.count([PLAIN], [PAPER, TUNED], [0]) == (5, 5)
+    assert store.count(product([PLAIN], [PAPER, TUNED]), [0]) == (5, 5)
     choose(store, PLAIN, TUNED, 1.0, 99.0, 2.0, 100.0)
     other = Store(tmp_path, 20)
     assert told(other.missing(PLAIN, TUNED, [0])) == [(PLAIN, False, 0, 0.3, 5e-4)]
     assert other.results(PLAIN, PAPER).keys() == {0}
-    assert other.count([PLAIN], [PAPER, TUNED], [0]) == (5, 6)
+    assert other.count(product([PLAIN], [PAPER, TUNED]), [0]) == (5, 6)
 
 
 def test_students_of_another_protocol_are_other_trainings(store):
@@ -182,7 +183,7 @@ def test_choices_by_shorter_trainings(store, tmp_path):
     assert job.path == tmp_path / "cifar10" / "20-epochs" / "resnet8-softmax" / "lr0.3-wd0.0001-seed0.json"
     assert Store(tmp_path, 5).choice(PLAIN, PAPER) == Candidate(0.3, 1e-4)
     assert Store(tmp_path, 4).missing(PLAIN, short, [0])[0].epochs == 4
-    assert store.count([PLAIN], [short, PAPER], [0]) == (2, 2 + 2 + 2)
+    assert store.count(product([PLAIN], [short, PAPER]), [0]) == (2, 2 + 2 + 2)
 
 
 def test_a_choice_is_handed_on(store):
@@ -282,7 +283,7 @@ def test_a_damaged_file_is_named_and_run_again(store, content):
     damaged.write_text(content)
     assert told(store.missing(PLAIN, PAPER, [0, 1])) == [(PLAIN, False, 1, 0.3, 1e-4)]
     assert set(store.results(PLAIN, PAPER)) == {0}
-    assert store.count([PLAIN], [PAPER], [0, 1]) == (3, 4)
+    assert store.count(product([PLAIN], [PAPER]), [0, 1]) == (3, 4)
     (sentence,) = store.broken
     assert str(damaged) in sentence
     assert "delete it and run again" in sentence
@@ -299,15 +300,15 @@ def test_a_damaged_candidate_is_run_again_before_anything_is_chosen(store):
 
 
 def test_counts_have_choices_and_what_is_built_on_each_once(store):
-    assert store.count([PLAIN], [PAPER], range(3)) == (0, 5)
-    assert store.count([PLAIN, PLAIN], [TUNED], range(3)) == (0, 7)
-    assert store.count([STUDENT], [PAPER], range(3)) == (0, 10)
-    assert store.count([STUDENT, PLAIN], [PAPER], range(3)) == (0, 10)
-    assert store.count([PART], [PAPER], [0]) == (0, 2 + 1 + 1)
-    assert store.count([PART, PLAIN], [PAPER], [0]) == (0, 2 + 1 + 1 + 1)
+    assert store.count(product([PLAIN], [PAPER]), range(3)) == (0, 5)
+    assert store.count(product([PLAIN, PLAIN], [TUNED]), range(3)) == (0, 7)
+    assert store.count(product([STUDENT], [PAPER]), range(3)) == (0, 10)
+    assert store.count(product([STUDENT, PLAIN], [PAPER]), range(3)) == (0, 10)
+    assert store.count(product([PART], [PAPER]), [0]) == (0, 2 + 1 + 1)
+    assert store.count(product([PART, PLAIN], [PAPER]), [0]) == (0, 2 + 1 + 1 + 1)
     choose(store, PLAIN, PAPER, 1.0, None)
     finish(store, PLAIN, PAPER, 0, 7)
-    assert store.count([STUDENT], [PAPER], range(3)) == (3, 10)
+    assert store.count(product([STUDENT], [PAPER]), range(3)) == (3, 10)
 
 
 @pytest.mark.parametrize(
@@ -330,8 +331,8 @@ def test_counts_have_choices_and_what_is_built_on_each_once(store):
 def test_counts_of_whole_tables(store, table, paper, tuned):
     experiment = EXPERIMENTS[table]
     recipes = [cell.recipe for cell in experiment.cells]
-    assert store.count(recipes, [experiment.protocols["paper"]], [0]) == (0, paper)
-    assert store.count(recipes, [experiment.protocols["tuned"]], [0]) == (0, tuned)
+    assert store.count(product(recipes, [experiment.protocols["paper"]]), [0]) == (0, paper)
+    assert store.count(product(recipes, [experiment.protocols["tuned"]]), [0]) == (0, tuned)
 
 
 def test_every_table_can_be_finished_by_doing_what_is_missing(tmp_path):
@@ -340,7 +341,7 @@ def test_every_table_can_be_finished_by_doing_what_is_missing(tmp_path):
         store = Store(tmp_path / experiment.name, 20)
         protocol = experiment.protocols["paper"]
         recipes = [cell.recipe for cell in experiment.cells]
-        done, total = store.count(recipes, [protocol], range(2))
+        done, total = store.count(product(recipes, [protocol]), range(2))
         written = 0
         while jobs := {job.path: job for recipe in recipes for job in store.missing(recipe, protocol, range(2))}:
             for path, job in jobs.items():
@@ -351,7 +352,7 @@ def test_every_table_can_be_finished_by_doing_what_is_missing(tmp_path):
                 path.with_suffix(".safetensors").touch()
                 written += 1
         assert done + written == total
-        assert store.count(recipes, [protocol], range(2)) == (total, total)
+        assert store.count(product(recipes, [protocol]), range(2)) == (total, total)
 
 
 def test_time_left_is_told_from_finished_runs_of_the_same_network(store):

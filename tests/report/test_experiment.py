@@ -149,7 +149,7 @@ def test_a_table_that_has_the_runs_of_another_alone_is_left_out_unless_asked_for
     store, tuned = Store(tmp_path, EPOCHS), EXPERIMENTS["cifar100"].protocols["tuned"]
     write(store, ours, tuned, 0, 70.0)
     assert {name.split("-")[0] for name in write_report(tmp_path, tmp_path / "report")} == {"cifar100"}
-    asked = write_report(tmp_path, tmp_path / "report", "kernels")
+    asked = write_report(tmp_path, tmp_path / "report", ["kernels"])
     assert {name.split("-")[0] for name in asked} == {"cifar100", "kernels"}
     assert f"Not shown: kernels of {EPOCHS} epochs, whose runs so far are all in cifar100" in capsys.readouterr().out
     write(store, kernel, tuned, 0, 71.0)  # no table takes the place of one before it

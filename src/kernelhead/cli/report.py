@@ -1,6 +1,6 @@
 """`kernelhead report`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -50,8 +50,8 @@ def report(
             print_plain(f"Filled: {document}")
 
 
-def write_report(runs: Path, out: Path, shown: str | None = None) -> dict[str, "Table"]:
-    """Write everything; print all tables, or the one called `shown`.
+def write_report(runs: Path, out: Path, shown: Sequence[str] = ()) -> dict[str, "Table"]:
+    """Write everything; print all tables, or those called `shown`.
 
     Runs that tables share show up in each, but a table whose runs another has is made only if `shown`.
     Returns the tables by the names of their files.
@@ -87,7 +87,7 @@ def _write(stem: Path, table: "Table") -> list[Path]:
 
 
 def _image_sections(
-    runs: Path, out: Path, shown: str | None, tables: dict[str, "Table"]
+    runs: Path, out: Path, shown: Sequence[str], tables: dict[str, "Table"]
 ) -> Iterator[tuple[str, "Section"]]:
     """The table of every experiment that has runs, for each number of epochs, which comes with it."""
     from kernelhead.paper.grid import choices, details, overview
@@ -110,7 +110,7 @@ def _image_sections(
                 mine = {name: replace(table, notes=[MADE_UP, *table.notes]) for name, table in mine.items()}
             files = [file for name, table in mine.items() for file in _write(out / name, table)]
             tables |= mine
-            if shown in (None, experiment.name):
+            if not shown or experiment.name in shown:
                 show(mine[name], console)
                 print_plain(f"Written: {', '.join(map(str, files))}")
             length = f"{epochs} epochs"
@@ -121,8 +121,8 @@ def _image_sections(
             say(f"left out: {sentence}")
 
 
-def _with_runs(store: "Store", shown: str | None, *, quick: bool) -> Iterator[tuple["Experiment", list["Protocol"]]]:
-    """Experiments and protocols that have runs; none whose runs another has, unless it is `shown`."""
+def _with_runs(store: "Store", shown: Sequence[str], *, quick: bool) -> Iterator[tuple["Experiment", list["Protocol"]]]:
+    """Experiments and protocols that have runs; none whose runs another has, unless they are `shown`."""
     from kernelhead.paper import EXPERIMENTS
     from kernelhead.paper.grid import files_of, whole
     from kernelhead.paper.recipe import adapted
@@ -138,14 +138,14 @@ def _with_runs(store: "Store", shown: str | None, *, quick: bool) -> Iterator[tu
         if not protocols:
             continue
         other = whole(name, files)
-        if other is None or name == shown:
+        if other is None or name in shown:
             yield EXPERIMENTS[name], protocols
-        elif shown is None:
+        elif not shown:
             print_plain(f"Not shown: {name} of {store.epochs} epochs, whose runs so far are all in {other}")
 
 
 def _synthetic_sections(
-    runs: Path, out: Path, shown: str | None, tables: dict[str, "Table"]
+    runs: Path, out: Path, shown: Sequence[str], tables: dict[str, "Table"]
 ) -> Iterator[tuple[str, "Section"]]:
     if not (runs / SYNTHETIC_NAME).is_dir():
         return  # what follows imports torch, which takes longer than all other tables
@@ -166,7 +166,7 @@ def _synthetic_sections(
         made = synthetic.table(results)
         if runs.name == QUICK:
             made = replace(made, notes=[FEW, *made.notes])
-        if shown in (None, synthetic.NAME):
+        if not shown or synthetic.NAME in shown:
             show(made, console)
         name = f"{made.name}-{place.name}"
         tables[name] = made
@@ -179,6 +179,6 @@ def _synthetic_sections(
             say(f"no picture: {error.name} is missing; pip install 'kernelhead[plot]' brings it")
         except (OSError, BrokenResultError, BrokenCheckpointError) as error:
             say(f"no figures: {error}")
-        if shown in (None, synthetic.NAME):
+        if not shown or synthetic.NAME in shown:
             print_plain(f"Written: {', '.join(str(path) for path in files if path.exists())}")
         yield place.name.replace("-epochs-", "-epochs, ").replace("-", " "), Section(made)

@@ -27,7 +27,10 @@ IMAGES, SYNTHETIC = "Tables on images", "The table 'synthetic'"
 
 @app.command()
 def reproduce(
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="A table of the paper, or 'list' to see them.")],
+    tables: Annotated[
+        list[str],
+        typer.Argument(metavar="TABLE..", help="Tables of the paper, trained together, or 'list' to see them."),
+    ],
     runs: RunsOption = Path("runs"),
     protocol: Annotated[
         str | None, typer.Option(help="paper, tuned or both; both for 'synthetic', else paper, unless given.")
@@ -57,7 +60,7 @@ def reproduce(
         int | None, typer.Option(min=1, max=1000, help="Draws of the centers. [10]", rich_help_panel=SYNTHETIC)
     ] = None,
 ) -> None:
-    """Run what is missing of a table of the paper, then show it beside the paper's."""
+    """Run what is missing of tables of the paper, then show them beside the paper's."""
     from kernelhead.paper import EXPERIMENTS, synthetic
 
     if quick and (epochs or draws or seeds):
@@ -66,21 +69,26 @@ def reproduce(
         raise ValueError(f"unknown protocol {protocol!r}; choose one of {', '.join(PROTOCOLS)}, both")
     usual = synthetic.QUICK if quick else synthetic.Settings()
     settings = replace(usual, epochs=epochs or usual.epochs, draws=draws or usual.draws)
+    unknown = [name for name in tables if name not in ("list", synthetic.NAME, *EXPERIMENTS)]
+    if unknown:
+        names = ", ".join([synthetic.NAME, *EXPERIMENTS])
+        raise ValueError(f"unknown table {unknown[0]!r}; choose one of {names}, or 'list' to see them")
+    table, *others = dict.fromkeys(tables)
+    for alone in ("list", synthetic.NAME):
+        if others and alone in (table, *others):
+            raise ValueError(f"{alone!r} goes with no other table: ask for it alone")
     if table == "list":
         _refuse(table, {"--only": only, "--protocol": protocol, "--at-once": at_once, "--weights": weights})
         _list_tables(runs / QUICK if quick else runs, settings, epochs or EPOCHS, seeds or 1)
         return
-    if table not in (synthetic.NAME, *EXPERIMENTS):
-        names = ", ".join([synthetic.NAME, *EXPERIMENTS])
-        raise ValueError(f"unknown table {table!r}; choose one of {names}, or 'list' to see them")
     if table == synthetic.NAME:
         _refuse(table, {"--seeds": seeds, "--only": only, "--at-once": at_once, "--weights": weights})
         place = runs / QUICK if quick else runs
         with steps_bar() as progress:
             synthetic.run(place, PROTOCOLS if protocol in (None, "both") else (protocol,), settings, _told(progress))
-        write_report(place, place / "report", table)
+        write_report(place, place / "report", [table])
         return
-    _refuse(table, {"--draws": draws, **({} if table == "transfer" else {"--weights": weights})})
+    _refuse(table, {"--draws": draws, **({} if "transfer" in tables else {"--weights": weights})})
     if weights is not None and not Path(weights).is_file():
         raise FileNotFoundError(f"there is no file {weights} of weights")
 
@@ -99,7 +107,7 @@ def reproduce(
         weights=weights,
         device=str(chosen),
     )
-    _run_images(table, runs / QUICK if quick else runs, image_settings)
+    _run_images([table, *others], runs / QUICK if quick else runs, image_settings)
 
 
 def _told(show: Callable[[str, int, int], None]) -> Callable[[str, int, int], None]:
@@ -122,12 +130,12 @@ def _refuse(table: str, options: dict[str, object]) -> None:
             raise ValueError(f"{owner} has no {name}: leave it out")
 
 
-def _run_images(table: str, runs: Path, settings: "ImageSettings") -> None:
+def _run_images(tables: list[str], runs: Path, settings: "ImageSettings") -> None:
     from kernelhead.paper import EXPERIMENTS, runner
 
     with _job_bars() as progress:
-        runner.run(EXPERIMENTS[table], runs, settings, progress)
-    write_report(runs, runs / "report", table)
+        runner.run([EXPERIMENTS[table] for table in tables], runs, settings, progress)
+    write_report(runs, runs / "report", tables)
 
 
 @contextmanager
@@ -163,7 +171,7 @@ def _list_tables(runs: Path, settings: "SyntheticSettings", epochs: int, seeds: 
     for experiment in EXPERIMENTS.values():
         recipes = chosen_recipes(experiment, ())
         for protocol in experiment.protocols.values():
-            done, total = store.count(recipes, [protocol], range(seeds))
+            done, total = store.count(((recipe, protocol) for recipe in recipes), range(seeds))
             seconds = store.seconds_left(recipes, protocol, range(seeds))
             left = "none measured yet" if seconds is None else str(timedelta(seconds=round(seconds)))
             title = experiment.title if protocol.name == "paper" else ""

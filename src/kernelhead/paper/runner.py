@@ -1,4 +1,4 @@
-"""Run what is missing of a table: several trainings at once, recorded as soon as they are done."""
+"""Run what is missing of tables: several trainings at once, recorded as soon as they are done."""
 
 import hashlib
 import json
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -84,39 +84,43 @@ def chosen_recipes(experiment: Experiment, only: Sequence[str]) -> list[Recipe]:
     return list(recipes.values())
 
 
-def run(experiment: Experiment, root: Path, settings: Settings, progress: Callable[[Progress], None]) -> None:
-    """Run what is missing of a table, its dependencies first. Can be stopped and called again at any point."""
+def run(
+    experiments: Sequence[Experiment], root: Path, settings: Settings, progress: Callable[[Progress], None]
+) -> None:
+    """Run what is missing of tables, their dependencies first. Can be stopped and called again at any point.
+
+    Trainings of all tables are put together: those of a small one alone would leave a GPU idle.
+    """
     store = Store(root, settings.epochs)
-    protocols = [adapted(experiment.protocols[name], settings.quick) for name in settings.protocols]
-    recipes = chosen_recipes(experiment, settings.only)
+    wanted = [
+        (recipe, adapted(experiment.protocols[name], settings.quick))
+        for name in settings.protocols
+        for experiment in experiments
+        for recipe in chosen_recipes(experiment, settings.only)
+    ]
     seeds = range(settings.seeds)
-    _check_weights(store, recipes, protocols, settings)
+    _check_weights(store, wanted, settings)
     source = _Source(settings)
-    for name in dict.fromkeys(recipe.data for recipe in recipes):
+    for name in dict.fromkeys(recipe.data for recipe, _ in wanted):
         source.open(name)  # what is not there should not be missed after hours
     while True:
-        missing = {
-            job.path: job
-            for protocol in protocols
-            for recipe in recipes
-            for job in store.missing(recipe, protocol, seeds)
-        }
+        missing = {job.path: job for recipe, protocol in wanted for job in store.missing(recipe, protocol, seeds)}
         if not missing:
             return
         # Choices come first, of all methods together: then there are full groups of what they decide.
         ordered = sorted(missing.values(), key=lambda job: not job.choosing)
         jobs = _stopped(root, missing) or _first(_alike(ordered), settings.at_once)
-        done, total = store.count(recipes, protocols, seeds)
+        done, total = store.count(wanted, seeds)
         try:
             _train(jobs, store, source, settings, partial(_with_counts, progress, done, total))
         except BrokenCheckpointError as error:  # a network that these build on
             raise BrokenCheckpointError(f"{error}; delete it, and it is trained again") from error
 
 
-def _check_weights(store: Store, recipes: list[Recipe], protocols: list[Protocol], settings: Settings) -> None:
+def _check_weights(store: Store, wanted: Sequence[tuple[Recipe, Protocol]], settings: Settings) -> None:
     """Runs of one table begin with the same weights: refuse to go on where there are some that began with others."""
     given = None if settings.weights is None or settings.quick else file_of_weights(settings.weights)
-    for recipe, protocol in product(recipes, protocols):
+    for recipe, protocol in wanted:
         if not recipe.backbone_options.get("pretrained"):
             continue
         for epochs in (protocol.epochs_to_choose(store.epochs), store.epochs):

@@ -12,7 +12,7 @@ each protocol chooses by itself, has a folder for each, <recipe>-<protocol>. Wha
 alone, so a stopped command goes on wherever it was.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -161,11 +161,11 @@ class Store:
             if self.read(path) is None
         ]
 
-    def count(self, recipes: Sequence[Recipe], protocols: Sequence[Protocol], seeds: Sequence[int]) -> tuple[int, int]:
+    def count(self, wanted: Iterable[tuple[Recipe, Protocol]], seeds: Sequence[int]) -> tuple[int, int]:
         """Trainings done and trainings in all for recipes, with choices and what they build on, each counted once."""
         needed: dict[Path, _Training] = {}
-        for protocol in protocols:
-            needed |= self._needed(recipes, protocol, seeds)
+        for recipe, protocol in wanted:
+            needed |= self._needed([recipe], protocol, seeds)
         return sum(self.read(path) is not None for path in needed), len(needed)
 
     def _needed(self, recipes: Sequence[Recipe], protocol: Protocol, seeds: Sequence[int]) -> "dict[Path, _Training]":
