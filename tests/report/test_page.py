@@ -10,7 +10,7 @@ import pytest
 from kernelhead import kernels
 from kernelhead.paper.table import Table
 from kernelhead.report.chart import Chart, Series
-from kernelhead.report.page import Section, coefficients_chart, curves_chart, learned_kernel_chart, write_page
+from kernelhead.report.page import Section, coefficients_chart, curves_chart, kernel_chart, write_page
 
 TABLE = Table(
     "cifar10",
@@ -104,7 +104,7 @@ def test_no_tables_is_a_page_too(tmp_path):
 
 def test_same_input_same_bytes_and_templates_words_are_left_alone(tmp_path):
     table = Table("t", "/*LINKS*/ \\1 \\g<0>", ["a"], [["/*TITLE*/"]])
-    sections = [Section(table, [learned_kernel_chart("k", {"a": [0, 0, 0, 1.0]})])]
+    sections = [Section(table, [kernel_chart("k", {"a": [0, 0, 0, 1.0]})])]
     for name in ("a", "b"):
         page, root = written(tmp_path / name, "T", sections)
         assert root.find(".//h2").text == table.title
@@ -126,32 +126,32 @@ def test_curves_count_epochs_from_one():
     assert (chart.x_label, chart.y_label) == ("epoch", "loss")
 
 
-def test_learned_kernels_are_scaled_to_one_at_one():
+def test_kernels_go_from_zero_to_one():
     alphas = {
         "ours": [7.0, 5.0, 0.5, 1.0, 0.0, 2.5],
         "rbf": kernels.rbf_coefficients(1.0).tolist(),
     }
-    ours, rbf = learned_kernel_chart("k", alphas).series
+    ours, rbf = kernel_chart("k", alphas).series
     t = np.array(ours.x)
     assert (t[0], t[-1]) == (-1, 1)
-    np.testing.assert_allclose(ours.y, (0.5 + t + 2.5 * t**3) / 4, atol=1e-12)  # a_{-2} and a_{-1} left out
-    np.testing.assert_allclose(rbf.y, np.exp(2 * (t - 1)), atol=1e-8)
+    np.testing.assert_allclose(ours.y, (t + 2.5 * t**3) / 3.5, atol=1e-12)  # a_{-2}, a_{-1} and a_0 left out
+    np.testing.assert_allclose(rbf.y, (np.exp(2 * t) - 1) / (np.exp(2) - 1), atol=1e-8)
 
 
 @pytest.mark.parametrize(
     ("alpha", "value"),
-    [([1.0, 1.0, 0.0, 0.0], "0"), ([1.0, 1.0], "0"), ([0, 0, 1.0, -3.0], "\N{MINUS SIGN}2"), ([], "0")],
+    [([1.0, 1.0, 0.0, 0.0], "0"), ([1.0, 1.0], "0"), ([0, 0, 1.0, -3.0], "\N{MINUS SIGN}3"), ([], "0")],
 )
 def test_a_kernel_that_is_not_positive_at_one_is_left_out_with_a_note(alpha, value, tmp_path):
-    chart = learned_kernel_chart("k", {"dead": alpha, "alive": [0, 0, 0, 1.0]})
+    chart = kernel_chart("k", {"dead": alpha, "alive": [0, 0, 0, 1.0]})
     assert set(chart.series[0].y) == {None}
     assert None not in chart.series[1].y
-    assert chart.notes == [f"dead is left out: its k(1) is {value}."]
+    assert chart.notes == [f"dead is left out: its k(1) \N{MINUS SIGN} k(0) is {value}."]
     written(tmp_path / "page.html", "T", [Section(TABLE, [chart])])
 
 
 def test_a_diverged_kernel_is_left_out(tmp_path):
-    chart = learned_kernel_chart("k", {"a": [0, 0, float("nan")], "b": [0, 0, float("inf")]})
+    chart = kernel_chart("k", {"a": [0, 0, 0, float("nan")], "b": [0, 0, 0, float("inf")]})
     assert len(chart.notes) == 2
     written(tmp_path / "page.html", "T", [Section(TABLE, [chart])])
 

@@ -9,12 +9,13 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from kernelhead.coefficients import activation
 from kernelhead.paper.beyond import SATURATION
 from kernelhead.paper.grid import accuracies, table
 from kernelhead.paper.recipe import Cell, Experiment, Protocol, paper_number
 from kernelhead.paper.store import Store
 from kernelhead.report.chart import AnyChart, Chart, DotChart, Series
-from kernelhead.report.page import Section, coefficients_chart, curves_chart, learned_kernel_chart
+from kernelhead.report.page import Section, coefficients_chart, curves_chart, kernel_chart
 
 KERNELS_SHOWN = 8
 MOST_ROWS = 16  # that have a chart of curves each
@@ -68,23 +69,27 @@ def _curves(experiment: Experiment, first: Runs, protocol: Protocol) -> list[Any
 
 
 def _kernels(first: Runs, protocol: Protocol) -> list[AnyChart]:
-    learned = [
-        (cell, run["alpha"])
-        for cell, run in first
-        if "alpha" in run and cell.recipe.head == "kernel" and "kernel" not in cell.recipe.head_options
-    ]
-    rows, columns = {cell.row for cell, _ in learned}, {cell.column for cell, _ in learned}
-    alphas = {}
-    for cell, alpha in learned:
-        words = [cell.row] * (len(rows) > 1) + [cell.column] * (len(columns) > 1)
-        alphas[", ".join(words) or cell.column] = alpha
-    if not alphas:
+    """Shapes of learned kernels, of fixed ones too where there is room, and the coefficients of the learned ones."""
+    found = [(cell, run["alpha"]) for cell, run in first if "alpha" in run and cell.recipe.head == "kernel"]
+    learned = [pair for pair in found if "kernel" not in pair[0].recipe.head_options]
+    if not learned:
         return []
-    shown = dict(list(alphas.items())[:KERNELS_SHOWN])
-    of = f", the first {len(shown)} of {len(alphas)}" if len(shown) < len(alphas) else ""
+    fixed = [pair for pair in found if pair not in learned] if len(found) <= KERNELS_SHOWN else []
+    shown = [*learned, *fixed]
+    rows, columns = {cell.row for cell, _ in shown}, {cell.column for cell, _ in shown}
+    alphas = {}
+    for cell, alpha in shown[:KERNELS_SHOWN]:
+        words = [cell.row] * (len(rows) > 1) + [cell.column] * (len(columns) > 1)
+        options = cell.recipe.head_options
+        temperature = options.get("temperature") or activation(options.get("coefficients", "relu")).temperature
+        alphas[", ".join(words) or cell.column] = [a / temperature for a in alpha]
+    of = f", the first {len(alphas)} of {len(shown)}" if len(alphas) < len(shown) else ""
     return [
-        learned_kernel_chart(f"Learned kernels{of}, {protocol.name} protocol", shown),
-        coefficients_chart(f"Their coefficients, {protocol.name} protocol", shown),
+        kernel_chart(f"{'Kernels' if fixed else 'Learned kernels'}{of}, {protocol.name} protocol", alphas),
+        coefficients_chart(
+            f"{'Coefficients of the learned ones' if fixed else 'Their coefficients'}, {protocol.name} protocol",
+            dict(list(alphas.items())[: len(learned)]),
+        ),
     ]
 
 

@@ -78,24 +78,28 @@ def curves_chart(
     return Chart(title, "epoch", y_label, series, order=order)
 
 
-def learned_kernel_chart(title: str, alphas: Mapping[str, Sequence[float]]) -> Chart:
-    """k(t) / k(1) over the cosine t, without the end-point terms. Each alpha (M + 3,): a_{-2}, a_{-1}, a_0 .. a_M."""
+def kernel_chart(title: str, alphas: Mapping[str, Sequence[float]]) -> Chart:
+    """Shapes of kernels over the cosine t, from 0 at t = 0 to 1 at t = 1. Each alpha (M + 3,): a_{-2} .. a_M.
+
+    Without the end-point terms, and without a_0, which shifts the scores of all classes alike.
+    """
     t = np.linspace(-1, 1, 101)
     series, notes = [], []
     for label, alpha in alphas.items():
-        values = np.polynomial.polynomial.polyval(t, np.array([*alpha[END_POINTS:], 0.0]))
-        at_one = float(values[-1])
-        shown = 0 < at_one < math.inf
-        series.append(Series(label, t.tolist(), (values / at_one).tolist() if shown else [None] * len(t)))
-        if not shown:
-            notes.append(f"{label} is left out: its k(1) is {number(at_one)}.")
-    return Chart(title, "cosine t", "k(t) / k(1)", series, notes)
+        powers = np.array([0.0, *alpha[END_POINTS + 1 :]])
+        at_one = float(powers.sum())
+        if 0 < at_one < math.inf:
+            series.append(Series(label, t.tolist(), np.polynomial.polynomial.polyval(t, powers / at_one).tolist()))
+        else:
+            series.append(Series(label, t.tolist(), [None] * len(t)))
+            notes.append(f"{label} is left out: its k(1) \N{MINUS SIGN} k(0) is {number(at_one)}.")
+    return Chart(title, "cosine t", "(k(t) \N{MINUS SIGN} k(0)) / (k(1) \N{MINUS SIGN} k(0))", series, notes)
 
 
 def coefficients_chart(title: str, alphas: Mapping[str, Sequence[float]]) -> BarChart:
-    """The coefficients of learned kernels, a_{-2} to a_M, in groups of one bar a kernel."""
+    """The coefficients of kernels over their temperatures, a_{-2} to a_M, in groups of one bar a kernel."""
     most = max((len(alpha) for alpha in alphas.values()), default=0)
     digits = str.maketrans("-0123456789", "₋₀₁₂₃₄₅₆₇₈₉")
     groups = ["a" + str(i - END_POINTS).translate(digits) for i in range(most)]
     note = "a₋₂ and a₋₁ count only where t is 1 or \N{MINUS SIGN}1; a₀ shifts the scores of all classes alike."
-    return BarChart(title, "coefficient", "value", groups, alphas, (note,))
+    return BarChart(title, "coefficient", "coefficient / T", groups, alphas, (note,))
