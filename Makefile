@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 RUNS ?= runs
-DOCUMENTS := README.md docs/synthetic.md docs/cifar.md docs/beyond.md docs/tables.md
+DOCUMENTS := README.md docs/synthetic.md docs/cifar.md docs/beyond.md docs/tables.md docs/ablations.md
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 .DEFAULT_GOAL := help

@@ -20,7 +20,7 @@ from kernelhead.report.tables import to_markdown
 from kernelhead.results import load_result
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("synthetic", "training", "paper", "cifar", "loss", "features", "beyond", "tables")
+DOCUMENTS = ("synthetic", "training", "paper", "cifar", "loss", "features", "beyond", "tables", "ablations")
 README = (ROOT / "README.md").read_text()
 TUNED = ("SM", "SOP", "Ours")
 
@@ -193,6 +193,91 @@ def test_fine_tuning_and_active_learning_are_quoted_as_measured():
         f"{quoted}: {means[0]} with 30 % of the images, falling to {means[1]} with 80 %, and {means[2]} with 90 %"
         in text
     )
+
+
+def of_seeds(head, depth=20):
+    """Results by seed of a ResNet on CIFAR-100 under the paper's protocol; `head` as the folder names it."""
+    folder = ROOT / "results" / "cifar100" / "200-epochs" / f"resnet{depth}-{head}"
+    results = [json.loads(path.read_text()) for path in sorted(folder.glob("lr*-wd0.0001-seed*.json"))]
+    return {result["seed"]: result for result in results}
+
+
+def differences(name, one, other, depth=20):
+    """Of accuracy or NLL, by seed."""
+    ours, theirs = of_seeds(one, depth), of_seeds(other, depth)
+    assert set(ours) == set(theirs) == ({0, 1, 2} if depth == 20 else {0})
+    return np.array([ours[seed][name] - theirs[seed][name] for seed in sorted(ours)])
+
+
+def spread(values):
+    return f"{abs(values.mean()):.1f} ± {values.std(ddof=1):.1f}"
+
+
+SHAPES = {
+    "linear": ("linear", 1.0),
+    "Gaussian": ("kernel-kernel_rbf", 1.0),
+    "polynomial, degree 10": ("kernel-degree_10-kernel_polynomial", 1.0),
+    "learned, relu": ("kernel", 1.0),
+    "learned, sigmoid": ("kernel-coefficients_sigmoid", 0.1),
+    "learned, softmax": ("kernel-coefficients_softmax", 0.005),
+    "learned, no activation": ("kernel-coefficients_none", 1.0),
+}
+
+
+def test_kernels_are_drawn_as_measured():
+    """The table of docs/ablations.md: scores (k(t) - k(0)) / T, by polynomials in NumPy."""
+    text = (ROOT / "docs" / "ablations.md").read_text()
+    for name, (head, temperature) in SHAPES.items():
+        runs = of_seeds(head).values()
+        assert len(runs) == 3
+        powers = np.mean([run["alpha"][3:] for run in runs], 0) / temperature
+        scores = np.polynomial.polynomial.polyval([-1, -0.5, 0.5, 1], [0, *powers])
+        accuracy, nll = ([run[what] for run in runs] for what in ("accuracy", "nll"))
+        figures = [*(f"{score + 0.0:.1f}".replace("-0.0", "0.0") for score in scores)]
+        figures += [f"{np.mean(accuracy):.2f} ± {np.std(accuracy, ddof=1):.2f}", f"{np.mean(nll):.3f}"]
+        assert f"| {name} | {' | '.join(figures)} |" in text
+
+
+def test_ablations_are_quoted_as_measured():
+    """Sentences; the tables are filled in."""
+    text = " ".join((ROOT / "docs" / "ablations.md").read_text().split())
+    rbf, polynomial, sigmoid, softmax, none = (SHAPES[name][0] for name in list(SHAPES)[1:3] + list(SHAPES)[4:])
+
+    below = [spread(differences("accuracy", "kernel", other)) for other in (rbf, polynomial, "linear")]
+    assert f"{below[0]} below the Gaussian, {below[1]} below the polynomial and {below[2]} below the linear" in text
+    above = [differences("accuracy", "kernel", other, 56)[0] for other in (rbf, polynomial, "linear")]
+    assert f"with ResNet-56 {above[0]:.1f} and {above[1]:.1f} above the first two and {-above[2]:.1f} below" in text
+    assert all((differences("nll", "kernel", other) > 0).all() for other in (rbf, polynomial))
+    over = [differences("accuracy", head, "softmax").mean() for head in ("linear", "kernel", rbf, polynomial)]
+    deep = [differences("accuracy", head, "softmax", 56)[0] for head in ("linear", "kernel", rbf, polynomial)]
+    assert f"{min(over):.1f} to {max(over):.1f} points with ResNet-20, {min(deep):.1f} to {max(deep):.1f} with" in text
+
+    gains = [spread(differences("accuracy", head, f"rectified-{head}")) for head in ("kernel", "softmax")]
+    single = [differences("accuracy", head, f"rectified-{head}", 56)[0] for head in ("kernel", "softmax")]
+    assert f"{gains[0]} and {gains[1]} with ResNet-20, {single[0]:.1f} and {single[1]:.1f} with ResNet-56. Diff" in text
+    lead = differences("accuracy", "rectified-kernel", "rectified-softmax")
+    deeper = differences("accuracy", "rectified-kernel", "rectified-softmax", 56)[0]
+    assert f"on rectified features: {spread(lead)} and, with ResNet-56, {deeper:.1f} (the paper: 0.7)" in text
+
+    named = {"Gaussian": rbf, "polynomial": polynomial, "linear": "linear", "learned": "kernel"}
+    means = {name: np.mean([run["accuracy"] for run in of_seeds(head).values()]) for name, head in named.items()}
+    quoted = ", ".join(f"{name} {mean:.2f}" for name, mean in means.items())
+    assert f"fixed kernels are as accurate as the learned one ({quoted})" in " ".join(README.split())
+    nll = {head: np.mean([run["nll"] for run in of_seeds(head).values()]) for head, _ in SHAPES.values()}
+    ece = {head: np.mean([run["ece"] for run in of_seeds(head).values()]) for head, _ in SHAPES.values()}
+    assert min(nll, key=nll.get) == min(ece, key=ece.get) == sigmoid
+
+    others = [differences("accuracy", head, "kernel") for head in (sigmoid, none, softmax)]
+    assert [np.sign(values.mean()) for values in others] == [1, 1, -1]
+    told = [spread(values) for values in others]
+    assert f"sigmoid is {told[0]} above relu, no activation {told[1]}, and softmax {told[2]} below" in text
+    assert max(others[2]) < -0.3
+    for head, depth in ((none, 20), (none, 56)):
+        for run in of_seeds(head, depth).values():
+            assert run["diverged_at"] is None
+            assert run["alpha"][-1] < 0 < min(run["alpha"][3:8])
+    assert all(run["alpha"][8] > 0 for run in of_seeds(none).values())
+    assert not any(any(run["alpha"][6:]) for run in of_seeds("kernel").values())
 
 
 def test_kept_images_are_as_fast_as_the_document_says():
