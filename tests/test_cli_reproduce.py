@@ -126,12 +126,12 @@ def test_the_listing_names_a_damaged_file(tmp_path, write_runs):
         (["kernels", "synthetic"], "'synthetic' goes with no other table: ask for it alone"),
         (["list", "kernels"], "'list' goes with no other table: ask for it alone"),
         (["rectification", "kernels", "--only", "SM"], "kernels has no row or column 'SM'; it has "),
-        (["kernels", "cifar10", "--weights", "w"], "the table 'kernels' has no --weights: leave it out"),
+        (["kernels", "cifar10", "--weights", "w"], "--weights is for the table 'transfer' alone: leave it out"),
         (["cifar10", "--protocol", "mine"], "unknown protocol 'mine'; choose one of paper, tuned, both"),
         (["cifar10", "--only", "ResNet-9"], "cifar10 has no row or column 'ResNet-9'; it has KER, LIN, Ours, "),
         (["active", "--only", "30%"], "active has no row or column '30%'; it has 30 %, 40 %"),
         (["cifar10", "--draws", "3"], "the table 'cifar10' has no --draws: leave it out"),
-        (["cifar10", "--weights", "w.safetensors"], "the table 'cifar10' has no --weights: leave it out"),
+        (["cifar10", "--weights", "w.safetensors"], "--weights is for the table 'transfer' alone: leave it out"),
         (["list", "--only", "SM"], "the list has no --only: leave it out"),
         (["transfer", "--weights", "w.safetensors"], "there is no file w.safetensors of weights"),
         (["synthetic", "--seeds", "3"], "the table 'synthetic' has no --seeds: leave it out"),
@@ -180,6 +180,25 @@ def test_what_was_asked_for_reaches_the_runner(tmp_path, monkeypatch, write_runs
     assert settings == runner.Settings(7, 3, ("paper", "tuned"), ("SM", "Ours"), 5, True, False, "w", "cpu")
     assert str(quick_root) == "runs/quick"
     assert quick == runner.Settings(epochs=1, quick=True)
+
+
+def test_the_tables_that_were_asked_for_are_shown(monkeypatch, write_runs):
+    """And no other, though there are runs of others."""
+
+    def note(experiments, root, settings, progress):
+        for name in ("cifar10", "kernels", "activations"):
+            experiment = EXPERIMENTS[name]
+            write_runs(
+                Store(root, settings.epochs), experiment.cells[0].recipe, experiment.protocols["paper"], {0: 50.0}
+            )
+
+    monkeypatch.setattr(runner, "run", note)
+    done = invoke("reproduce", "kernels", "activations", "--device", "cpu")
+    assert done.exit_code == 0, (done.output, done.exception)
+    words = " ".join(done.stdout.split())
+    assert "Learned and fixed kernels, CIFAR-100" in words
+    assert "Activation of the kernel's coefficients" in words
+    assert "CIFAR-10 (the paper's Table 2)" not in words
 
 
 def test_made_up_numbers_do_not_get_into_the_report(tmp_path, write_runs):

@@ -541,6 +541,24 @@ def test_several_tables_are_trained_together(shallow, small, spy, tmp_path, monk
     assert numbers_below(tmp_path / "together") == numbers_below(tmp_path / "in turn")
 
 
+def test_a_data_set_is_done_before_the_next_is_opened(shallow, small, spy, tmp_path, monkeypatch):
+    opened = []
+
+    def spied(name, device):
+        opened.append(name)
+        return open_quick(name, device)
+
+    monkeypatch.setattr(runner, "open_quick", spied)
+    settings = image_settings(only=("ResNet-20", "SM"), at_once=4, protocols=("paper", "tuned"))
+    runner.run([EXPERIMENTS[table] for table in ("cifar100", "cifar10")], tmp_path, settings, ignore)
+    assert opened == ["cifar100", "cifar10"] * 2  # to see whether they are there, then to train
+    trained = [made.result["experiment"] for made in spy]
+    # Two rates, and two decays more with `tuned`; then one training each, or one for both.
+    assert trained == sorted(trained, reverse=True)
+    assert set(trained) == {"cifar10", "cifar100"}
+    assert all(5 <= trained.count(name) <= 6 for name in set(trained))
+
+
 def test_choices_may_be_shorter(shallow, small, spy, tmp_path, monkeypatch):
     experiment = EXPERIMENTS["rectification"]
     short = {name: replace(protocol, choosing_epochs=1) for name, protocol in experiment.protocols.items()}

@@ -8,6 +8,7 @@ import pytest
 
 from kernelhead.paper import EXPERIMENTS
 from kernelhead.paper.recipe import Candidate, Protocol, Recipe, Subset
+from kernelhead.paper.runner import chosen_recipes
 from kernelhead.paper.store import Store
 from kernelhead.results import save_result
 
@@ -391,3 +392,19 @@ def test_a_result_without_what_tables_need_is_named_and_run_again(store):
     path.write_text(path.read_text().replace('"curve"', '"cure"'))
     assert store.read(path) is None
     assert store.broken == [f"{path} has no curve; delete it and run again"]
+
+
+def test_tables_whose_protocols_have_the_same_name_are_counted_together(tmp_path, write_runs):
+    """What is not chosen yet by one of them is not taken for what the other will choose."""
+    store = Store(tmp_path, 200)
+    tables = [EXPERIMENTS["cifar100"], EXPERIMENTS["landmarks"]]
+    apart = [list(product(chosen_recipes(table, ()), [table.protocols["paper"]])) for table in tables]
+    ours, theirs = ({(recipe.data, recipe.key) for recipe, _ in wanted} for wanted in apart)
+    assert ours & theirs  # the same networks, chosen otherwise
+    single = [store.count(wanted, [0])[1] for wanted in apart]
+    assert store.count([*apart[0], *apart[1]], [0]) == (0, sum(single))
+    for wanted in apart:
+        for recipe, protocol in wanted:
+            write_runs(store, recipe, protocol, {0: 50.0})
+    done, total = store.count([*apart[0], *apart[1]], [0])
+    assert done == total <= sum(single)  # where both choose the same it is one training

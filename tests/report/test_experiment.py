@@ -27,13 +27,19 @@ def parameters_of(recipe):
     return 1000 * (1 + sum(sizes))
 
 
+def kernel_of(recipe):
+    """Different for every kernel: a₀ is the place of its name among all."""
+    names = sorted({cell.recipe.key for table in EXPERIMENTS.values() for cell in table.cells})
+    return [*KERNEL[:2], float(names.index(recipe.key)), *KERNEL[3:]]
+
+
 @pytest.fixture(scope="module")
 def write(write_runs):
     def write(store, recipe, protocol, seed, accuracy, epochs=EPOCHS):
         loss = [4.0 / (epoch + 1) + seed for epoch in range(epochs)]
         more = {"curve": {"loss": loss, "accuracy": [50.0] * epochs}}
         if recipe.head == "kernel" and accuracy is not None:
-            more["alpha"] = KERNEL
+            more["alpha"] = kernel_of(recipe)
         more["parameters"] = {"backbone": 1, "head": parameters_of(recipe)}
         write_runs(store, recipe, protocol, {seed: accuracy}, **more)
 
@@ -149,7 +155,7 @@ def test_a_table_that_has_the_runs_of_another_alone_is_left_out_unless_asked_for
     store, tuned = Store(tmp_path, EPOCHS), EXPERIMENTS["cifar100"].protocols["tuned"]
     write(store, ours, tuned, 0, 70.0)
     assert {name.split("-")[0] for name in write_report(tmp_path, tmp_path / "report")} == {"cifar100"}
-    asked = write_report(tmp_path, tmp_path / "report", ["kernels"])
+    asked = write_report(tmp_path, tmp_path / "report", ("kernels",))
     assert {name.split("-")[0] for name in asked} == {"cifar100", "kernels"}
     assert f"Not shown: kernels of {EPOCHS} epochs, whose runs so far are all in cifar100" in capsys.readouterr().out
     write(store, kernel, tuned, 0, 71.0)  # no table takes the place of one before it
@@ -243,15 +249,18 @@ def test_charts_of_a_table(reported, name):
     assert (f"the first 8 of {len(learned)}" in kernel_chart.title) == (len(learned) > 8)
     assert len(set(labels)) == len(labels) == (6 if name == "kernels" else min(8, len(learned)))
     assert list(bars.values) == labels[: len(learned)]
+    titles = kernel_chart.title.split(",")[0], bars.title.split(",")[0]
     if name == "kernels":  # the learned ones, and there is room for the others
-        assert labels[:3] == [
-            "Learned kernel, ResNet-56",
-            "Learned kernel, ResNet-20",
-            "Gaussian RBF kernel, ResNet-56",
-        ]
+        assert titles == ("Kernels", "Coefficients of the learned ones")
+        fixed = [f"{kernel} kernel, ResNet-{depth}" for depth in (56, 20) for kernel in ("Gaussian RBF", "Polynomial")]
+        assert labels == ["Learned kernel, ResNet-56", "Learned kernel, ResNet-20", *fixed]
+    else:
+        assert titles == ("Learned kernels", "Their coefficients")
     if name == "activations":  # what reaches the loss: coefficients over the paper's temperatures
-        for row, temperature in {"sigmoid": 0.1, "softmax": 0.005, "relu": 1, "none": 1}.items():
-            assert bars.values[f"{row}, ResNet-20"] == pytest.approx([a / temperature for a in KERNEL])
+        cells = {f"{cell.row}, {cell.column}": cell for cell in experiment.cells}
+        for label, values in bars.values.items():
+            temperature = {"sigmoid": 0.1, "softmax": 0.005, "relu": 1, "none": 1}[label.split(",")[0]]
+            assert values == pytest.approx([a / temperature for a in kernel_of(cells[label].recipe)])
     if name == "active":
         assert labels[0] == "30 %, Ours random ResNet-56"
 

@@ -1,6 +1,6 @@
 """`kernelhead report`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -50,7 +50,7 @@ def report(
             print_plain(f"Filled: {document}")
 
 
-def write_report(runs: Path, out: Path, shown: Sequence[str] = ()) -> dict[str, "Table"]:
+def write_report(runs: Path, out: Path, shown: tuple[str, ...] = ()) -> dict[str, "Table"]:
     """Write everything; print all tables, or those called `shown`.
 
     Runs that tables share show up in each, but a table whose runs another has is made only if `shown`.
@@ -87,7 +87,7 @@ def _write(stem: Path, table: "Table") -> list[Path]:
 
 
 def _image_sections(
-    runs: Path, out: Path, shown: Sequence[str], tables: dict[str, "Table"]
+    runs: Path, out: Path, shown: tuple[str, ...], tables: dict[str, "Table"]
 ) -> Iterator[tuple[str, "Section"]]:
     """The table of every experiment that has runs, for each number of epochs, which comes with it."""
     from kernelhead.paper.grid import choices, details, overview
@@ -121,7 +121,9 @@ def _image_sections(
             say(f"left out: {sentence}")
 
 
-def _with_runs(store: "Store", shown: Sequence[str], *, quick: bool) -> Iterator[tuple["Experiment", list["Protocol"]]]:
+def _with_runs(
+    store: "Store", shown: tuple[str, ...], *, quick: bool
+) -> Iterator[tuple["Experiment", list["Protocol"]]]:
     """Experiments and protocols that have runs; none whose runs another has, unless they are `shown`."""
     from kernelhead.paper import EXPERIMENTS
     from kernelhead.paper.grid import files_of, whole
@@ -145,7 +147,7 @@ def _with_runs(store: "Store", shown: Sequence[str], *, quick: bool) -> Iterator
 
 
 def _synthetic_sections(
-    runs: Path, out: Path, shown: Sequence[str], tables: dict[str, "Table"]
+    runs: Path, out: Path, shown: tuple[str, ...], tables: dict[str, "Table"]
 ) -> Iterator[tuple[str, "Section"]]:
     if not (runs / SYNTHETIC_NAME).is_dir():
         return  # what follows imports torch, which takes longer than all other tables

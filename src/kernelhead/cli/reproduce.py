@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none of it
 EPOCHS = 200  # of image experiments, unless told
 AT_ONCE = 8  # on a GPU
 PROTOCOLS = ("paper", "tuned")
+TRANSFER = "transfer"  # the table that begins with trained weights
 IMAGES, SYNTHETIC = "Tables on images", "The table 'synthetic'"
 
 
@@ -29,7 +30,7 @@ IMAGES, SYNTHETIC = "Tables on images", "The table 'synthetic'"
 def reproduce(
     tables: Annotated[
         list[str],
-        typer.Argument(metavar="TABLE..", help="Tables of the paper, trained together, or 'list' to see them."),
+        typer.Argument(metavar="TABLE", help="Tables of the paper, trained together, or 'list' to see them."),
     ],
     runs: RunsOption = Path("runs"),
     protocol: Annotated[
@@ -44,7 +45,9 @@ def reproduce(
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="A row or column, such as ResNet-20 or Ours; may be repeated.", rich_help_panel=IMAGES),
+        typer.Option(
+            help="A row or column that each table has, such as ResNet-20; may be repeated.", rich_help_panel=IMAGES
+        ),
     ] = None,
     at_once: Annotated[
         int | None,
@@ -73,10 +76,11 @@ def reproduce(
     if unknown:
         names = ", ".join([synthetic.NAME, *EXPERIMENTS])
         raise ValueError(f"unknown table {unknown[0]!r}; choose one of {names}, or 'list' to see them")
-    table, *others = dict.fromkeys(tables)
+    tables = list(dict.fromkeys(tables))
     for alone in ("list", synthetic.NAME):
-        if others and alone in (table, *others):
+        if len(tables) > 1 and alone in tables:
             raise ValueError(f"{alone!r} goes with no other table: ask for it alone")
+    table = tables[0]
     if table == "list":
         _refuse(table, {"--only": only, "--protocol": protocol, "--at-once": at_once, "--weights": weights})
         _list_tables(runs / QUICK if quick else runs, settings, epochs or EPOCHS, seeds or 1)
@@ -86,9 +90,11 @@ def reproduce(
         place = runs / QUICK if quick else runs
         with steps_bar() as progress:
             synthetic.run(place, PROTOCOLS if protocol in (None, "both") else (protocol,), settings, _told(progress))
-        write_report(place, place / "report", [table])
+        write_report(place, place / "report", (table,))
         return
-    _refuse(table, {"--draws": draws, **({} if "transfer" in tables else {"--weights": weights})})
+    _refuse(table, {"--draws": draws})
+    if weights is not None and TRANSFER not in tables:
+        raise ValueError(f"--weights is for the table {TRANSFER!r} alone: leave it out")
     if weights is not None and not Path(weights).is_file():
         raise FileNotFoundError(f"there is no file {weights} of weights")
 
@@ -107,7 +113,7 @@ def reproduce(
         weights=weights,
         device=str(chosen),
     )
-    _run_images([table, *others], runs / QUICK if quick else runs, image_settings)
+    _run_images(tables, runs / QUICK if quick else runs, image_settings)
 
 
 def _told(show: Callable[[str, int, int], None]) -> Callable[[str, int, int], None]:
@@ -135,7 +141,7 @@ def _run_images(tables: list[str], runs: Path, settings: "ImageSettings") -> Non
 
     with _job_bars() as progress:
         runner.run([EXPERIMENTS[table] for table in tables], runs, settings, progress)
-    write_report(runs, runs / "report", tables)
+    write_report(runs, runs / "report", tuple(tables))
 
 
 @contextmanager

@@ -172,7 +172,7 @@ def evaluate(
 @app.command()
 def predict(
     model: ModelArgument,
-    pictures: Annotated[list[Path], typer.Argument(metavar="PICTURES..", help="Picture files, or folders of them.")],
+    pictures: Annotated[list[Path], typer.Argument(metavar="PICTURES", help="Picture files, or folders of them.")],
     output: Annotated[str, typer.Option("--format", help="table, json or csv.")] = "table",
     top: Annotated[int, typer.Option(min=1, help="How many classes to name for each picture.")] = 1,
     device: DeviceOption = "auto",

@@ -89,7 +89,7 @@ def run(
 ) -> None:
     """Run what is missing of tables, their dependencies first. Can be stopped and called again at any point.
 
-    Trainings of all tables are put together: those of a small one alone would leave a GPU idle.
+    Trainings of all tables on the same data are put together: those of a small one alone would leave a GPU idle.
     """
     store = Store(root, settings.epochs)
     wanted = [
@@ -101,14 +101,16 @@ def run(
     seeds = range(settings.seeds)
     _check_weights(store, wanted, settings)
     source = _Source(settings)
-    for name in dict.fromkeys(recipe.data for recipe, _ in wanted):
+    data = list(dict.fromkeys(recipe.data for recipe, _ in wanted))
+    for name in data:
         source.open(name)  # what is not there should not be missed after hours
     while True:
         missing = {job.path: job for recipe, protocol in wanted for job in store.missing(recipe, protocol, seeds)}
         if not missing:
             return
-        # Choices come first, of all methods together: then there are full groups of what they decide.
-        ordered = sorted(missing.values(), key=lambda job: not job.choosing)
+        # One data set after the other, since one is kept in memory. Choices come first, of all methods together: then
+        # there are full groups of what they decide.
+        ordered = sorted(missing.values(), key=lambda job: (data.index(job.recipe.data), not job.choosing))
         jobs = _stopped(root, missing) or _first(_alike(ordered), settings.at_once)
         done, total = store.count(wanted, seeds)
         try:

@@ -180,8 +180,11 @@ class Store:
             if len(protocol.candidates()) > 1:
                 choosing = _Training(chooser, protocol.epochs_to_choose(self.epochs))
                 needed |= {self.choice_path(chooser, protocol, each): choosing for each in protocol.candidates()}
+            # Not chosen yet: told apart by what chooses, and from what. Protocols of one name differ between tables.
+            choosing_folder = self.folder(chooser, protocol, protocol.epochs_to_choose(self.epochs))
+            grid = "-".join(_setting(candidate) for candidate in protocol.candidates())
             for seed in seeds:
-                unknown = self.folder(recipe, protocol) / f"{protocol.name}-seed{seed}"
+                unknown = choosing_folder / recipe.key / f"{protocol.name}-{grid}-seed{seed}"
                 needed[self.result_path(recipe, protocol, seed) or unknown] = _Training(recipe, self.epochs)
         return needed
 

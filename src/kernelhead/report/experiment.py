@@ -71,26 +71,31 @@ def _curves(experiment: Experiment, first: Runs, protocol: Protocol) -> list[Any
 def _kernels(first: Runs, protocol: Protocol) -> list[AnyChart]:
     """Shapes of learned kernels, of fixed ones too where there is room, and the coefficients of the learned ones."""
     found = [(cell, run["alpha"]) for cell, run in first if "alpha" in run and cell.recipe.head == "kernel"]
-    learned = [pair for pair in found if "kernel" not in pair[0].recipe.head_options]
+    learned = [(cell, alpha) for cell, alpha in found if "kernel" not in cell.recipe.head_options]
+    fixed = [(cell, alpha) for cell, alpha in found if "kernel" in cell.recipe.head_options]
     if not learned:
         return []
-    fixed = [pair for pair in found if pair not in learned] if len(found) <= KERNELS_SHOWN else []
-    shown = [*learned, *fixed]
-    rows, columns = {cell.row for cell, _ in shown}, {cell.column for cell, _ in shown}
-    alphas = {}
-    for cell, alpha in shown[:KERNELS_SHOWN]:
-        words = [cell.row] * (len(rows) > 1) + [cell.column] * (len(columns) > 1)
-        options = cell.recipe.head_options
-        temperature = options.get("temperature") or activation(options.get("coefficients", "relu")).temperature
-        alphas[", ".join(words) or cell.column] = [a / temperature for a in alpha]
-    of = f", the first {len(alphas)} of {len(shown)}" if len(alphas) < len(shown) else ""
+    if len(found) > KERNELS_SHOWN:
+        fixed = []
+    named = [cell for cell, _ in (*learned, *fixed)]
+    several_rows, several_columns = len({cell.row for cell in named}) > 1, len({cell.column for cell in named}) > 1
+
+    def name(cell: Cell) -> str:
+        return ", ".join([cell.row] * several_rows + [cell.column] * several_columns) or cell.column
+
+    shapes = {name(cell): alpha for cell, alpha in (*learned[:KERNELS_SHOWN], *fixed)}
+    values = {name(cell): [a / _temperature(cell) for a in alpha] for cell, alpha in learned[:KERNELS_SHOWN]}
+    of = f", the first {len(values)} of {len(learned)}" if len(values) < len(learned) else ""
+    titles = ("Kernels", "Coefficients of the learned ones") if fixed else ("Learned kernels", "Their coefficients")
     return [
-        kernel_chart(f"{'Kernels' if fixed else 'Learned kernels'}{of}, {protocol.name} protocol", alphas),
-        coefficients_chart(
-            f"{'Coefficients of the learned ones' if fixed else 'Their coefficients'}, {protocol.name} protocol",
-            dict(list(alphas.items())[: len(learned)]),
-        ),
+        kernel_chart(f"{titles[0]}{of}, {protocol.name} protocol", shapes),
+        coefficients_chart(f"{titles[1]}, {protocol.name} protocol", values),
     ]
+
+
+def _temperature(cell: Cell) -> float:
+    """That of a learned kernel: no recipe has another than goes with its activation."""
+    return activation(cell.recipe.head_options.get("coefficients", "relu")).temperature
 
 
 def _over_labels(experiment: Experiment, store: Store, protocol: Protocol) -> list[AnyChart]:
