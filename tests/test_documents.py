@@ -196,16 +196,21 @@ def test_fine_tuning_and_active_learning_are_quoted_as_measured():
 
 
 def of_seeds(head, depth=20):
-    """Results by seed of a ResNet on CIFAR-100 under the paper's protocol; `head` as the folder names it."""
-    folder = ROOT / "results" / "cifar100" / "200-epochs" / f"resnet{depth}-{head}"
-    results = [json.loads(path.read_text()) for path in sorted(folder.glob("lr*-wd0.0001-seed*.json"))]
-    return {result["seed"]: result for result in results}
+    """Results by seed of a ResNet on CIFAR-100 under the paper's protocol; `head` as its folder is called."""
+    tables = [EXPERIMENTS[name] for name in ("cifar100", "kernels", "rectification", "activations")]
+    recipes = {cell.recipe.key: cell.recipe for table in tables for cell in table.cells}
+    results = Store(ROOT / "results", 200).results(recipes[f"resnet{depth}-{head}"], tables[0].protocols["paper"])
+    assert set(results) == ({0, 1, 2} if depth == 20 else {0})
+    return results
+
+
+def mean_of(name, head, depth=20):
+    return np.mean([run[name] for run in of_seeds(head, depth).values()])
 
 
 def differences(name, one, other, depth=20):
     """Of accuracy or NLL, by seed."""
     ours, theirs = of_seeds(one, depth), of_seeds(other, depth)
-    assert set(ours) == set(theirs) == ({0, 1, 2} if depth == 20 else {0})
     return np.array([ours[seed][name] - theirs[seed][name] for seed in sorted(ours)])
 
 
@@ -229,7 +234,6 @@ def test_kernels_are_drawn_as_measured():
     text = (ROOT / "docs" / "ablations.md").read_text()
     for name, (head, temperature) in SHAPES.items():
         runs = of_seeds(head).values()
-        assert len(runs) == 3
         powers = np.mean([run["alpha"][3:] for run in runs], 0) / temperature
         scores = np.polynomial.polynomial.polyval([-1, -0.5, 0.5, 1], [0, *powers])
         accuracy, nll = ([run[what] for run in runs] for what in ("accuracy", "nll"))
@@ -238,46 +242,121 @@ def test_kernels_are_drawn_as_measured():
         assert f"| {name} | {' | '.join(figures)} |" in text
 
 
-def test_ablations_are_quoted_as_measured():
-    """Sentences; the tables are filled in."""
+RBF, POLYNOMIAL = "kernel-kernel_rbf", "kernel-degree_10-kernel_polynomial"
+SIGMOID, SOFTMAX, NONE = (f"kernel-coefficients_{name}" for name in ("sigmoid", "softmax", "none"))
+
+
+def in_document(*sentences):
     text = " ".join((ROOT / "docs" / "ablations.md").read_text().split())
-    rbf, polynomial, sigmoid, softmax, none = (SHAPES[name][0] for name in list(SHAPES)[1:3] + list(SHAPES)[4:])
+    for sentence in sentences:
+        assert sentence in text, sentence
 
-    below = [spread(differences("accuracy", "kernel", other)) for other in (rbf, polynomial, "linear")]
-    assert f"{below[0]} below the Gaussian, {below[1]} below the polynomial and {below[2]} below the linear" in text
-    above = [differences("accuracy", "kernel", other, 56)[0] for other in (rbf, polynomial, "linear")]
-    assert f"with ResNet-56 {above[0]:.1f} and {above[1]:.1f} above the first two and {-above[2]:.1f} below" in text
-    assert all((differences("nll", "kernel", other) > 0).all() for other in (rbf, polynomial))
-    over = [differences("accuracy", head, "softmax").mean() for head in ("linear", "kernel", rbf, polynomial)]
-    deep = [differences("accuracy", head, "softmax", 56)[0] for head in ("linear", "kernel", rbf, polynomial)]
-    assert f"{min(over):.1f} to {max(over):.1f} points with ResNet-20, {min(deep):.1f} to {max(deep):.1f} with" in text
 
+def held_out(head, name="accuracy"):
+    """By learning rate, of the trainings that choose."""
+    folder = ROOT / "results" / "cifar100" / "200-epochs" / f"resnet20-{head}"
+    return [json.loads((folder / f"choice-lr{rate}-wd0.0001.json").read_text())[name] for rate in (0.05, 0.1, 0.3, 1)]
+
+
+def test_learned_and_fixed_kernels_are_quoted_as_measured():
+    below = [spread(differences("accuracy", "kernel", other)) for other in (RBF, POLYNOMIAL, "linear")]
+    above = [differences("accuracy", "kernel", other, 56)[0] for other in (RBF, POLYNOMIAL, "linear")]
+    nll = [[mean_of("nll", head, depth) for head in (RBF, POLYNOMIAL, "kernel")] for depth in (20, 56)]
+    over, deep = (
+        [differences("accuracy", head, "softmax", depth).mean() for head in ("linear", "kernel", RBF, POLYNOMIAL)]
+        for depth in (20, 56)
+    )
+    in_document(
+        f"{below[0]} below the Gaussian, {below[1]} below the polynomial and {below[2]} below the linear",
+        f"with ResNet-56 {above[0]:.1f} and {above[1]:.1f} above the first two and {-above[2]:.1f} below",
+        "with each seed: {:.3f} and {:.3f} against {:.3f}".format(*nll[0]),
+        "with ResNet-56 {:.3f} and {:.3f} against {:.3f}".format(*nll[1]),
+        f"{min(over):.1f} to {max(over):.1f} points with ResNet-20, {min(deep):.1f} to {max(deep):.1f} with",
+    )
+    assert all((differences("nll", "kernel", other) > 0).all() for other in (RBF, POLYNOMIAL))
+    for other in (RBF, POLYNOMIAL):
+        pairs = zip(held_out("kernel"), held_out(other), strict=True)
+        assert all(ours < theirs for ours, theirs in pairs)  # at each rate
+        assert np.argmax(held_out(other)) == 3
+
+
+def test_rectification_is_quoted_as_measured():
     gains = [spread(differences("accuracy", head, f"rectified-{head}")) for head in ("kernel", "softmax")]
     single = [differences("accuracy", head, f"rectified-{head}", 56)[0] for head in ("kernel", "softmax")]
-    assert f"{gains[0]} and {gains[1]} with ResNet-20, {single[0]:.1f} and {single[1]:.1f} with ResNet-56. Diff" in text
-    lead = differences("accuracy", "rectified-kernel", "rectified-softmax")
-    deeper = differences("accuracy", "rectified-kernel", "rectified-softmax", 56)[0]
-    assert f"on rectified features: {spread(lead)} and, with ResNet-56, {deeper:.1f} (the paper: 0.7)" in text
+    lead = [
+        [differences("accuracy", f"{kind}kernel", f"{kind}softmax", depth) for depth in (20, 56)]
+        for kind in ("rectified-", "")
+    ]
+    usual = mean_of("accuracy", "rectified-softmax", 56)
+    softmax = [mean_of("nll", head, depth) for depth in (20, 56) for head in ("rectified-softmax", "softmax")]
+    kernel = [mean_of("nll", head, 56) for head in ("rectified-kernel", "kernel")]
+    first, last = (
+        np.mean([run["alpha"][3:] for run in of_seeds(head).values()], 0) for head in ("rectified-kernel", "kernel")
+    )
+    in_document(
+        f"{gains[0]} and {gains[1]} with ResNet-20, {single[0]:.1f} and {single[1]:.1f} with ResNet-56.",
+        f"on rectified features: {spread(lead[0][0])} and, with ResNet-56, {lead[0][1][0]:.1f} (the paper: 0.7)",
+        f"on unrectified ones {spread(lead[1][0])} and {lead[1][1][0]:.1f} (2.9)",
+        f"softmax on rectified features ({usual:.2f})",
+        "with ResNet-56 {:.3f} on rectified and {:.3f} on unrectified features".format(*kernel),
+        "with softmax {:.2f} and {:.2f}, {:.2f} and {:.2f}".format(*softmax),
+        "a₁, a₂ = {:.1f}, {:.1f} and all others zero".format(*first[:2]),
+        "a₁, a₂, a₃ = {:.1f}, {:.1f}, {:.1f}".format(*last[:3]),
+    )
+    assert not any(any(run["alpha"][5:]) for run in of_seeds("rectified-kernel").values())
 
-    named = {"Gaussian": rbf, "polynomial": polynomial, "linear": "linear", "learned": "kernel"}
-    means = {name: np.mean([run["accuracy"] for run in of_seeds(head).values()]) for name, head in named.items()}
-    quoted = ", ".join(f"{name} {mean:.2f}" for name, mean in means.items())
-    assert f"fixed kernels are as accurate as the learned one ({quoted})" in " ".join(README.split())
-    nll = {head: np.mean([run["nll"] for run in of_seeds(head).values()]) for head, _ in SHAPES.values()}
-    ece = {head: np.mean([run["ece"] for run in of_seeds(head).values()]) for head, _ in SHAPES.values()}
-    assert min(nll, key=nll.get) == min(ece, key=ece.get) == sigmoid
 
-    others = [differences("accuracy", head, "kernel") for head in (sigmoid, none, softmax)]
-    assert [np.sign(values.mean()) for values in others] == [1, 1, -1]
-    told = [spread(values) for values in others]
-    assert f"sigmoid is {told[0]} above relu, no activation {told[1]}, and softmax {told[2]} below" in text
-    assert max(others[2]) < -0.3
-    for head, depth in ((none, 20), (none, 56)):
-        for run in of_seeds(head, depth).values():
+def test_activations_are_quoted_as_measured():
+    others = {head: differences("accuracy", head, "kernel") for head in (SIGMOID, NONE, SOFTMAX)}
+    assert [set(np.sign(values)) for values in others.values()] == [{1}, {1}, {-1}]
+    told = [spread(values) for values in others.values()]
+    deep = [mean_of("accuracy", head, 56) for head in ("kernel", *others)]
+    assert max(deep) - min(deep) < 0.5
+    beside = {
+        "(Gaussian": RBF,
+        "; polynomial": POLYNOMIAL,
+        "; linear kernel": "linear",
+        "; relu": "kernel",
+        "; softmax classifier": "softmax",
+    }
+    compared = "".join(
+        f"{name} {mean_of('nll', head):.3f}, {mean_of('ece', head):.1f} %" for name, head in beside.items()
+    )
+    nll, ece = ([mean_of(name, SIGMOID, depth) for depth in (20, 56)] for name in ("nll", "ece"))
+    free = np.mean([run["alpha"][3:] for run in of_seeds(NONE).values()], 0)
+    even = [np.mean([run["alpha"][4] for run in of_seeds(SOFTMAX, depth).values()]) / 0.005 for depth in (20, 56)]
+    in_document(
+        f"{even[0]:.0f} t² with ResNet-20 and {even[1]:.0f} t² with ResNet-56",
+        f"sigmoid is {told[0]} above relu, no activation {told[1]}, and softmax {told[2]} below",
+        f"NLL {nll[0]:.3f} and ECE {ece[0]:.1f} % with ResNet-20 {compared}), {nll[1]:.3f} and {ece[1]:.1f} %",
+        f"has {mean_of('nll', 'second_order'):.3f} and {mean_of('ece', 'second_order'):.1f} %",
+        f"the worst NLL, {mean_of('nll', SOFTMAX):.3f} and {mean_of('nll', SOFTMAX, 56):.3f}, at",
+        f"a₁ to a₆ = {', '.join(f'{a:.1f}' for a in free[:6])} with ResNet-20, a₇ = {free[6]:.2f}",
+    )
+    everything = {*(head for head, _ in SHAPES.values()), "softmax", "rectified-softmax", "rectified-kernel"}
+    for depth in (20, 56):
+        for name in ("nll", "ece"):
+            assert min(everything, key=lambda head, name=name, depth=depth: mean_of(name, head, depth)) == SIGMOID
+    assert all(a < b for a, b in zip(held_out(SIGMOID, "nll"), held_out("kernel", "nll"), strict=True))
+    for depth in (20, 56):
+        for run in of_seeds(NONE, depth).values():
             assert run["diverged_at"] is None
             assert run["alpha"][-1] < 0 < min(run["alpha"][3:8])
-    assert all(run["alpha"][8] > 0 for run in of_seeds(none).values())
+        assert all(min(run["alpha"][3:5]) > 0.998 for run in of_seeds(SIGMOID, depth).values())
+        assert all(max(run["alpha"][5:]) < 0.002 for run in of_seeds(SIGMOID, depth).values())
+    assert held_out(NONE, "diverged_at") == [None] * 4
+    assert all(run["alpha"][8] > 0 for run in of_seeds(NONE).values())
     assert not any(any(run["alpha"][6:]) for run in of_seeds("kernel").values())
+
+
+def test_readme_quotes_the_ablations():
+    named = {"Gaussian": RBF, "polynomial": POLYNOMIAL, "linear": "linear", "learned": "kernel"}
+    quoted = ", ".join(f"{name} {mean_of('accuracy', head):.2f}" for name, head in named.items())
+    words = " ".join(README.split())
+    assert f"no fixed kernel is behind the learned one ({quoted})" in words
+    assert f"features that keep the last ReLU ({mean_of('accuracy', 'rectified-kernel'):.2f})" in words
+    assert f"no training diverged ({mean_of('accuracy', NONE):.2f})" in words
+    assert f'`coefficients="sigmoid"` has {mean_of("accuracy", SIGMOID):.2f}' in words
 
 
 def test_kept_images_are_as_fast_as_the_document_says():
