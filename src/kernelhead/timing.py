@@ -112,8 +112,8 @@ def measure(problem: Problem, device: torch.device, dtype: torch.dtype, seconds:
     A training step is forward, loss and backward, with gradients for the features, as `kernelhead train` takes it: with
     the fused loss where it pays. Half precision is autocast's. At inference kernel heads are frozen.
     """
+    heads = {name: head.to(device) for name, head in problem.heads().items()}  # first: too large ones fail at once
     features, target = problem.draw(device)
-    heads = {name: head.to(device) for name, head in problem.heads().items()}
     kept = {name: kept_bytes(partial(_loss, head, features, target, dtype)) for name, head in heads.items()}
     training = {name: _training_step(head, features, target, dtype) for name, head in heads.items()}
     trained = medians(training, seconds / 2, device)
