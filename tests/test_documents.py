@@ -218,14 +218,16 @@ def spread(values):
     return f"{abs(values.mean()):.1f} ± {values.std(ddof=1):.1f}"
 
 
-SHAPES = {
+RBF, POLYNOMIAL = "kernel-kernel_rbf", "kernel-degree_10-kernel_polynomial"
+SIGMOID, SOFTMAX, NONE = (f"kernel-coefficients_{name}" for name in ("sigmoid", "softmax", "none"))
+SHAPES = {  # heads and their temperatures
     "linear": ("linear", 1.0),
-    "Gaussian": ("kernel-kernel_rbf", 1.0),
-    "polynomial, degree 10": ("kernel-degree_10-kernel_polynomial", 1.0),
+    "Gaussian": (RBF, 1.0),
+    "polynomial, degree 10": (POLYNOMIAL, 1.0),
     "learned, relu": ("kernel", 1.0),
-    "learned, sigmoid": ("kernel-coefficients_sigmoid", 0.1),
-    "learned, softmax": ("kernel-coefficients_softmax", 0.005),
-    "learned, no activation": ("kernel-coefficients_none", 1.0),
+    "learned, sigmoid": (SIGMOID, 0.1),
+    "learned, softmax": (SOFTMAX, 0.005),
+    "learned, no activation": (NONE, 1.0),
 }
 
 
@@ -237,13 +239,9 @@ def test_kernels_are_drawn_as_measured():
         powers = np.mean([run["alpha"][3:] for run in runs], 0) / temperature
         scores = np.polynomial.polynomial.polyval([-1, -0.5, 0.5, 1], [0, *powers])
         accuracy, nll = ([run[what] for run in runs] for what in ("accuracy", "nll"))
-        figures = [*(f"{score + 0.0:.1f}".replace("-0.0", "0.0") for score in scores)]
+        figures = [f"{score:.1f}".replace("-0.0", "0.0") for score in scores]
         figures += [f"{np.mean(accuracy):.2f} ± {np.std(accuracy, ddof=1):.2f}", f"{np.mean(nll):.3f}"]
         assert f"| {name} | {' | '.join(figures)} |" in text
-
-
-RBF, POLYNOMIAL = "kernel-kernel_rbf", "kernel-degree_10-kernel_polynomial"
-SIGMOID, SOFTMAX, NONE = (f"kernel-coefficients_{name}" for name in ("sigmoid", "softmax", "none"))
 
 
 def in_document(*sentences):

@@ -28,9 +28,9 @@ def parameters_of(recipe):
 
 
 def kernel_of(recipe):
-    """Different for every kernel: a₀ is the place of its name among all."""
+    """Different for every kernel: a₁ tells the place of its name among all."""
     names = sorted({cell.recipe.key for table in EXPERIMENTS.values() for cell in table.cells})
-    return [*KERNEL[:2], float(names.index(recipe.key)), *KERNEL[3:]]
+    return [*KERNEL[:3], KERNEL[3] + names.index(recipe.key), *KERNEL[4:]]
 
 
 @pytest.fixture(scope="module")
@@ -254,6 +254,10 @@ def test_charts_of_a_table(reported, name):
         assert titles == ("Kernels", "Coefficients of the learned ones")
         fixed = [f"{kernel} kernel, ResNet-{depth}" for depth in (56, 20) for kernel in ("Gaussian RBF", "Polynomial")]
         assert labels == ["Learned kernel, ResNet-56", "Learned kernel, ResNet-20", *fixed]
+        cells = {f"{cell.row}, {cell.column}": cell for cell in experiment.cells}
+        for series in kernel_chart.series:
+            first, second, third = kernel_of(cells[series.label].recipe)[3:6]
+            assert series.y[0] == pytest.approx((-first + second - third) / (first + second + third))
     else:
         assert titles == ("Learned kernels", "Their coefficients")
     if name == "activations":  # what reaches the loss: coefficients over the paper's temperatures
