@@ -549,14 +549,41 @@ def test_a_data_set_is_done_before_the_next_is_opened(shallow, small, spy, tmp_p
         return open_quick(name, device)
 
     monkeypatch.setattr(runner, "open_quick", spied)
-    settings = image_settings(only=("ResNet-20", "SM"), at_once=4, protocols=("paper", "tuned"))
-    runner.run([EXPERIMENTS[table] for table in ("cifar100", "cifar10")], tmp_path, settings, ignore)
-    assert opened == ["cifar100", "cifar10"] * 2  # to see whether they are there, then to train
+    run("transfer", tmp_path, only=("SM", "LIN"), at_once=8)
+    assert opened == ["pets", "cars"] * 2  # to see whether they are there, then to train
     trained = [made.result["experiment"] for made in spy]
-    # Two rates, and two decays more with `tuned`; then one training each, or one for both.
-    assert trained == sorted(trained, reverse=True)
-    assert set(trained) == {"cifar10", "cifar100"}
-    assert all(5 <= trained.count(name) <= 6 for name in set(trained))
+    assert trained == ["pets"] * 6 + ["cars"] * 6  # of each head two rates and one training
+
+
+def test_both_cifars_are_trained_together(shallow, small, spy, tmp_path, monkeypatch):
+    """In common groups; results are those of one after the other, also of what is tested and kept."""
+    groups, train = [], runner.train
+
+    def spied(runs, images, num_classes, *rest, **options):
+        groups.append(num_classes)
+        return train(runs, images, num_classes, *rest, **options)
+
+    monkeypatch.setattr(runner, "train", spied)
+    tables, only = ("cifar100", "cifar10"), ("ResNet-20", "SM", "LIN")
+    seen = []
+    settings = image_settings(only=only, at_once=8, seeds=2)
+    runner.run([EXPERIMENTS[table] for table in tables], tmp_path / "together", settings, seen.append)
+    assert groups == [[100] * 4 + [10] * 4] * 2  # two heads, two rates each, then two seeds
+    assert {now.what for now in seen} == {
+        f"cifar100 and cifar10: {doing} resnet20-softmax and 7 more" for doing in ("choosing", "training")
+    }
+    for table in tables:
+        run(table, tmp_path / "in turn", only=only, seeds=2)
+    assert numbers_below(tmp_path / "together") == numbers_below(tmp_path / "in turn")
+    for path in (tmp_path / "together").rglob("*.safetensors"):
+        together, alone = (
+            load_classifier(tmp_path / name / path.relative_to(tmp_path / "together"))
+            for name in ("together", "in turn")
+        )
+        assert together.classes == alone.classes
+        assert together.input == alone.input
+        weights, others = together.model.state_dict(), alone.model.state_dict()
+        assert all(torch.equal(weights[name], others[name]) for name in weights)
 
 
 def test_choices_may_be_shorter(shallow, small, spy, tmp_path, monkeypatch):

@@ -228,12 +228,11 @@ def test_a_finished_run_is_never_repeated_even_if_it_diverged(store):
 def test_the_teacher_comes_before_its_students(store):
     assert told(store.missing(STUDENT, PAPER, [0, 1])) == candidates(PLAIN)
     choose(store, PLAIN, PAPER, 2.0, 1.0)
-    assert told(store.missing(STUDENT, PAPER, [0, 1])) == [(PLAIN, False, 0, 0.1, 1e-4)]
-    finish(store, PLAIN, PAPER, 0)
+    assert told(store.missing(STUDENT, PAPER, [0, 1])) == [(PLAIN, False, seed, 0.1, 1e-4) for seed in (0, 1)]
+    finish(store, PLAIN, PAPER, 0, 1)
     assert told(store.missing(STUDENT, PAPER, [0, 1])) == candidates(STUDENT)
     choose(store, STUDENT, PAPER, 1.0, 2.0)
-    assert told(store.missing(STUDENT, PAPER, [0, 1])) == [(PLAIN, False, 1, 0.1, 1e-4)]
-    finish(store, PLAIN, PAPER, 1)
+    assert told(store.missing(STUDENT, PAPER, [0, 1, 2])) == [(PLAIN, False, 2, 0.1, 1e-4)]  # a seed was added
     assert told(store.missing(STUDENT, PAPER, [0, 1])) == [(STUDENT, False, seed, 0.3, 1e-4) for seed in (0, 1)]
     finish(store, STUDENT, PAPER, 0)
     assert told(store.missing(STUDENT, PAPER, [0, 1])) == [(STUDENT, False, 1, 0.3, 1e-4)]

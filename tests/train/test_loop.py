@@ -134,9 +134,17 @@ def test_runs_may_have_images_of_their_own(data):
         train(RUNS[:2], [parts[0], data], 3, SCHEDULE)
 
 
+def test_runs_may_have_classes_of_their_own(data):
+    together = train(RUNS[:2], data, (3, 5), SCHEDULE)
+    for run, classes, result in zip(RUNS, (3, 5), together, strict=False):
+        assert result.model.head.num_classes == classes
+        assert torch.equal(train([run], data, classes, SCHEDULE)[0].losses, result.losses)
+
+
 def test_labels_that_are_no_class_are_said_before_training(data):
-    with pytest.raises(ValueError, match="labels have to be 0 to 1, and there are some from 0 to 2"):
-        train(RUNS[:1], data, 2, SCHEDULE)
+    for classes in (2, (3, 2)):
+        with pytest.raises(ValueError, match="labels have to be 0 to 1, and there are some from 0 to 2"):
+            train(RUNS[:2], data, classes, SCHEDULE)
 
 
 def teacher(tmp_path, classes=("red", "green", "blue")):

@@ -493,7 +493,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(("name", "value"), [("mixup", True), ("head_rate", 10.0)])
 def test_a_training_from_before_there_was_an_option_goes_on(name, value):
     (plain,), (changed,) = (
-        identify([Run("lenet5", "softmax", 0.1, **options)], [make_data()], 3, SCHEDULE)["runs"]
+        identify([Run("lenet5", "softmax", 0.1, **options)], [make_data()], [3], SCHEDULE)["runs"]
         for options in ({}, {name: value})
     )
     assert changed == {**plain, name: value}
@@ -505,7 +505,7 @@ def test_a_teacher_may_move_and_may_not_change(tmp_path):
     data, schedule = make_data(), Schedule(epochs=1, batch_size=8)
 
     def identity(path):
-        return identify([Run("lenet5", "softmax", 0.1, teacher=str(path))], [data], 3, schedule)
+        return identify([Run("lenet5", "softmax", 0.1, teacher=str(path))], [data], [3], schedule)
 
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "model.safetensors").write_bytes(b"a network")

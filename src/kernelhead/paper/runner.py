@@ -102,15 +102,16 @@ def run(
     _check_weights(store, wanted, settings)
     source = _Source(settings)
     data = list(dict.fromkeys(recipe.data for recipe, _ in wanted))
+    kinds = list(dict.fromkeys(map(_kind, data)))
     for name in data:
         source.open(name)  # what is not there should not be missed after hours
     while True:
         missing = {job.path: job for recipe, protocol in wanted for job in store.missing(recipe, protocol, seeds)}
         if not missing:
             return
-        # One data set after the other, since one is kept in memory. Choices come first, of all methods together: then
+        # One data set after the other where one is kept in memory. Choices come first, of all methods together: then
         # there are full groups of what they decide.
-        ordered = sorted(missing.values(), key=lambda job: (data.index(job.recipe.data), not job.choosing))
+        ordered = sorted(missing.values(), key=lambda job: (kinds.index(_kind(job.recipe.data)), not job.choosing))
         jobs = _stopped(root, missing) or _first(_alike(ordered), settings.at_once)
         done, total = store.count(wanted, seeds)
         try:
@@ -138,14 +139,20 @@ def _with_counts(progress: Callable[[Progress], None], done: int, total: int, no
     progress(replace(now, done=done, total=total))
 
 
+def _kind(data: str) -> str:
+    """What networks of different data sets share if they can be trained together: both CIFARs have as many images."""
+    return "cifar" if data in cifar.CLASSES else data
+
+
 def _alike(jobs: list[Job]) -> list[Job]:
-    """Those that can be trained together with the first: as long, on as many images of the same data, batches alike."""
+    """Those that can be trained together with the first: as long, on as many images, batches alike."""
 
-    def kind(job: Job) -> tuple[Any, ...]:
-        percent = None if job.recipe.subset is None else job.recipe.subset.percent
-        return job.recipe.data, job.choosing, percent, job.epochs, job.protocol.batch_size, job.protocol.warmup_epochs
+    def shape(job: Job) -> tuple[Any, ...]:
+        protocol, percent = job.protocol, None if job.recipe.subset is None else job.recipe.subset.percent
+        images = _kind(job.recipe.data), job.choosing, percent
+        return *images, job.epochs, protocol.batch_size, protocol.warmup_epochs
 
-    return [job for job in jobs if kind(job) == kind(jobs[0])]
+    return [job for job in jobs if shape(job) == shape(jobs[0])]
 
 
 def _stopped(root: Path, missing: dict[Path, Job]) -> list[Job]:
@@ -180,18 +187,18 @@ def _first(jobs: list[Job], at_once: int) -> list[Job]:
 
 
 class _Source:
-    """The data set in use; only one is kept in memory."""
+    """The data sets in use; those that are not trained on together are not kept in memory together."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.name: str | None = None
+        self.opened: dict[str, Opened] = {}
 
     def open(self, name: str) -> Opened:
-        if self.name != name:
+        if name not in self.opened:
             device = torch.device(self.settings.device)
-            self.opened = open_quick(name, device) if self.settings.quick else _open(name, device)
-            self.name = name
-        return self.opened
+            self.opened = {other: kept for other, kept in self.opened.items() if _kind(other) == _kind(name)}
+            self.opened[name] = open_quick(name, device) if self.settings.quick else _open(name, device)
+        return self.opened[name]
 
 
 def _open(name: str, device: torch.device) -> Opened:
@@ -210,11 +217,13 @@ def _train(
 ) -> None:
     recipe, protocol = jobs[0].recipe, jobs[0].protocol
     others = f" and {len(jobs) - 1} more" if len(jobs) > 1 else ""
-    what = f"{recipe.data}: {'choosing' if jobs[0].choosing else 'training'} {recipe.key}{others}"
+    data = " and ".join(dict.fromkeys(job.recipe.data for job in jobs))
+    what = f"{data}: {'choosing' if jobs[0].choosing else 'training'} {recipe.key}{others}"
     progress(Progress(0, 0, what))
-    opened = source.open(recipe.data)
+    opened = [source.open(job.recipe.data) for job in jobs]
     # One object for all that see the same, by which `train` knows it.
-    shown = {seen: _images(job, opened, store) for seen, job in {_seen(job): job for job in jobs}.items()}
+    seen = {_seen(job): (job, own) for job, own in zip(jobs, opened, strict=True)}
+    shown = {key: _images(job, own, store) for key, (job, own) in seen.items()}
     images, test, selections = zip(*(shown[_seen(job)] for job in jobs), strict=True)
     schedule = Schedule(jobs[0].epochs, protocol.batch_size, warmup_epochs=protocol.warmup_epochs)
     paths = [str(job.path.relative_to(store.root)) for job in jobs]
@@ -239,7 +248,7 @@ def _train(
         trained = train(
             [_run(job, store, settings) for job in jobs],
             images,
-            len(opened.classes),
+            [len(own.classes) for own in opened],
             schedule,
             compiled=settings.compiled,
             checkpoint=checkpoint,
@@ -251,18 +260,20 @@ def _train(
     seconds = (time.perf_counter() - began) / len(jobs)
     # All are measured before the first is kept: a group that is stopped in between goes on from its checkpoint.
     results = [
-        measure(job, found, opened, training, testing, seconds, len(jobs)) | selection
+        measure(job, found, own, training, testing, seconds, len(jobs)) | selection
         if job.choosing or store.read(job.path) is None
         else None  # its network was missing, and what was measured stays
-        for job, found, training, testing, selection in zip(jobs, trained, images, test, selections, strict=True)
+        for job, found, own, training, testing, selection in zip(
+            jobs, trained, opened, images, test, selections, strict=True
+        )
     ]
     for job, found, result in zip(jobs, trained, results, strict=True):
         if result is None and found.diverged_at is not None:
             raise ValueError(f"{job.path} has no network beside it, and training it again diverged; delete it")
     with deferred_interrupts() as interruption:
-        for job, found, result in zip(jobs, trained, results, strict=True):
+        for job, found, own, result in zip(jobs, trained, opened, results, strict=True):
             if not job.choosing and (result is None or result["accuracy"] is not None):
-                save_network(job, found, opened)
+                save_network(job, found, own)
             if result is not None:
                 save_result(job.path, result)
                 store.forget(job.path)
@@ -304,9 +315,9 @@ def _run(job: Job, store: Store, settings: Settings) -> Run:
 def _seen(job: Job) -> tuple[Any, ...]:
     """What tells the images of a job from those of another in its group."""
     if job.recipe.subset is None:
-        return ()
+        return (job.recipe.data,)
     model = None if job.recipe.seed_model is None else job.recipe.seed_model.key
-    return job.recipe.subset, model, job.seed, job.protocol.name
+    return job.recipe.data, job.recipe.subset, model, job.seed, job.protocol.name
 
 
 def _images(job: Job, opened: Opened, store: Store) -> tuple[Images, Images, dict[str, Any]]:

@@ -124,7 +124,7 @@ class Store:
         """
         choice = self.choice(recipe, protocol)
         if choice is None:
-            return self._candidates(recipe.chooser, protocol)
+            return self._candidates(recipe.chooser, protocol, seeds)
         paths = {seed: self._final_path(recipe, protocol, choice, seed) for seed in seeds}
         wanted = [seed for seed, path in paths.items() if not self._done(path, networks)]
         for other in _builds_on(recipe):
@@ -148,9 +148,10 @@ class Store:
         result = None if path is None else self.read(path)
         return result is not None and result["accuracy"] is not None
 
-    def _candidates(self, recipe: Recipe, protocol: Protocol) -> list[Job]:
+    def _candidates(self, recipe: Recipe, protocol: Protocol, seeds: Sequence[int]) -> list[Job]:
         if recipe.teacher is not None:
-            jobs = self.missing(recipe.teacher, protocol, [0], networks=True)
+            # Candidates need that of seed 0 alone. Those of final runs come with it: later they would be a small group.
+            jobs = self.missing(recipe.teacher, protocol, sorted({0, *seeds}), networks=True)
             if jobs or not self._converged(recipe.teacher, protocol, 0):
                 return jobs
         paths = {candidate: self.choice_path(recipe, protocol, candidate) for candidate in protocol.candidates()}

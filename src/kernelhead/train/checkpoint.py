@@ -99,13 +99,15 @@ def _bytes(tensor: Tensor) -> memoryview:
     return content
 
 
-def identify(runs: "Sequence[Run]", data: "Sequence[Images]", num_classes: int, schedule: "Schedule") -> dict[str, Any]:
+def identify(
+    runs: "Sequence[Run]", data: "Sequence[Images]", classes: Sequence[int], schedule: "Schedule"
+) -> dict[str, Any]:
     """What must be the same for a training to go on from a checkpoint."""
     labels = {id(images): digest({"labels": images.labels.cpu()}) for images in data}  # most often one for all runs
     return {
         "runs": [_identity(run) for run in runs],
         "schedule": asdict(schedule),
-        "classes": num_classes,
+        "classes": list(classes) if len(set(classes)) > 1 else classes[0],  # one for all, as it always was
         "images": len(data[0]),
         "size": data[0].size,
         "labels": [labels[id(images)] for images in data],

@@ -49,7 +49,7 @@ class Moment:
 def train(
     runs: Sequence[Run],
     data: Images | Sequence[Images],
-    num_classes: int,
+    num_classes: int | Sequence[int],
     schedule: Schedule,
     *,
     compiled: bool = False,
@@ -60,6 +60,7 @@ def train(
 ) -> list[Trained]:
     """Train several runs at once on the device where `data` lives: the same for all, or as many images for each.
 
+    `num_classes` is likewise that of all, or of each.
     Runs of the same images, seed and teacher, or of none, see the same: their batches, and its scores, are made once.
     A run whose loss is not finite stops at the end of that epoch, with the step recorded; the others go on.
 
@@ -74,21 +75,24 @@ def train(
     of_run = list(data) if isinstance(data, Sequence) else [data] * len(runs)
     if len({len(images) for images in of_run}) != 1:
         raise ValueError(f"runs trained at once need as many images each, got {[len(images) for images in of_run]}")
-    for labels in {id(images.labels): images.labels for images in of_run}.values():  # most often one for all runs
-        low, high = (int(extreme) for extreme in labels.aminmax())
-        if low < 0 or high >= num_classes:
-            raise ValueError(f"labels have to be 0 to {num_classes - 1}, and there are some from {low} to {high}")
+    classes = [num_classes] * len(runs) if isinstance(num_classes, int) else list(num_classes)
+    # Most often there is one data set for all runs.
+    labels = {(id(images.labels), most): images.labels for images, most in zip(of_run, classes, strict=True)}
+    for (_, most), found in labels.items():
+        low, high = (int(extreme) for extreme in found.aminmax())
+        if low < 0 or high >= most:
+            raise ValueError(f"labels have to be 0 to {most - 1}, and there are some from {low} to {high}")
     device = of_run[0].labels.device
     per_epoch = schedule.steps(len(of_run[0]))
     feeds: dict[tuple[int, int, str | None], Feed] = {}
     members = []
-    for run, images in zip(runs, of_run, strict=True):
+    for run, images, own in zip(runs, of_run, classes, strict=True):
         seen = id(images), run.seed, run.teacher
         if seen not in feeds:
-            feeds[seen] = Feed(run, images, num_classes, schedule, compiled=compiled, world=world)
-        members.append(Member(run, feeds[seen], num_classes, schedule, compiled=compiled, world=world))
+            feeds[seen] = Feed(run, images, own, schedule, compiled=compiled, world=world)
+        members.append(Member(run, feeds[seen], own, schedule, compiled=compiled, world=world))
     results = [Trained(m.run, m.model, m.losses, m.accuracies) for m in members]
-    history = History(checkpoint, identify(runs, of_run, num_classes, schedule))
+    history = History(checkpoint, identify(runs, of_run, classes, schedule))
     first = history.load(members, results)
     if world.any(world.mean(torch.tensor(float(first), device=device)).item() != first, device):
         raise ValueError("the processes found different checkpoints: they have to share the folder where it is")
