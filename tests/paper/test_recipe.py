@@ -258,6 +258,11 @@ def test_protocols():
             assert (tuned.weight_decays, tuned.head_rates) == ((1e-4, 5e-4), (1.0,))
             assert paper.learning_rates == tuned.learning_rates
         rates = (0.05, 0.1, 0.3) if name in ("landmarks", "saturation") else (0.05, 0.1, 0.3, 1.0)
+        if name == "distillation":  # of the students; their teachers are those of the CIFAR tables
+            assert paper.base == EXPERIMENTS["cifar10"].protocols["paper"] == EXPERIMENTS["cifar100"].protocols["paper"]
+            rates = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+        else:
+            assert (paper.base, tuned.base) == (paper, tuned)
         assert (len(paper.candidates()), len(tuned.candidates())) == (len(rates), 2 * len(rates))
         if name != "transfer":
             assert paper.learning_rates == rates
@@ -269,6 +274,7 @@ def test_protocols():
     quick = adapted(paper, True)
     assert quick.learning_rates == paper.learning_rates[:2]
     assert adapted(paper, False) is paper
+    assert adapted(EXPERIMENTS["distillation"].protocols["paper"], True).base.learning_rates == (0.05, 0.1)
 
 
 @pytest.mark.parametrize(

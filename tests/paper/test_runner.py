@@ -36,8 +36,9 @@ from kernelhead.train.loop import predict
 from kernelhead.train.saved import load_classifier
 
 CLASSES = 8  # of the quick data
-RATES = {"transfer": ("0.003", "0.01")}  # of quick runs; else
-CIFAR_RATES = ("0.05", "0.1")
+CIFAR_RATES = ("0.05", "0.1")  # of quick runs, but for
+TRANSFER_RATES = ("0.003", "0.01")
+STUDENT_RATES = ("0.001", "0.003")
 WHOLE = {cell.recipe.key for table in EXPERIMENTS.values() for cell in table.cells if cell.recipe.subset is None}
 TIMES = ("seconds", "at_once")
 
@@ -115,8 +116,10 @@ def numbers_below(folder):
     return numbers
 
 
-def rates_of(table):
-    return RATES.get(table, CIFAR_RATES)
+def rates_of(recipe):
+    if recipe.teacher is not None:
+        return STUDENT_RATES
+    return TRANSFER_RATES if recipe.data in ("pets", "cars") else CIFAR_RATES
 
 
 def folder_of(recipe):
@@ -130,9 +133,9 @@ def chooser_of(recipe):
     return recipe
 
 
-def chosen_rate(results, recipe, rates):
+def chosen_rate(results, recipe):
     """The rate of the best held-out accuracy, the first of equals."""
-    folder = folder_of(chooser_of(recipe))
+    folder, rates = folder_of(chooser_of(recipe)), rates_of(recipe)
     accuracies = [results[f"{folder}/choice-lr{rate}-wd0.0001.json"]["accuracy"] for rate in rates]
     return rates[int(np.argmax(accuracies))]
 
@@ -146,9 +149,9 @@ def expected_files(table, results):
 
     def add(recipe):
         chooser = chooser_of(recipe)
-        for rate in rates_of(table):
+        for rate in rates_of(recipe):
             found[f"{folder_of(chooser)}/choice-lr{rate}-wd0.0001.json"] = chooser
-        found[f"{folder_of(recipe)}/lr{chosen_rate(results, recipe, rates_of(table))}-wd0.0001-seed0.json"] = recipe
+        found[f"{folder_of(recipe)}/lr{chosen_rate(results, recipe)}-wd0.0001-seed0.json"] = recipe
         for other in (recipe.teacher, recipe.seed_model):
             if other is not None:
                 add(other)

@@ -238,6 +238,21 @@ def test_the_teacher_comes_before_its_students(store):
     assert told(store.missing(STUDENT, PAPER, [0, 1])) == [(STUDENT, False, 1, 0.3, 1e-4)]
 
 
+def test_a_teacher_may_have_a_protocol_of_its_own(store):
+    """What it was chosen by elsewhere is used, and students choose from rates of theirs."""
+    students = Protocol("paper", (0.01, 0.02, 0.03), (1e-4,), 8, choosing_epochs=5, below=PAPER)
+    choose(store, PLAIN, PAPER, 1.0, 2.0)
+    finish(store, PLAIN, PAPER, 0)
+    (job,) = store.missing(STUDENT, students, [0, 1])
+    assert told([job]) == [(PLAIN, False, 1, 0.3, 1e-4)]
+    assert (job.epochs, job.protocol) == (20, PAPER)
+    finish(store, PLAIN, PAPER, 1)
+    assert told(store.missing(STUDENT, students, [0, 1])) == candidates(STUDENT, students)
+    assert store.count(product([STUDENT], [students]), [0, 1]) == (2 + 2, 2 + 2 + 3 + 2)
+    choose(store, STUDENT, students, 1.0, 3.0, 2.0)
+    assert told(store.missing(STUDENT, students, [0, 1])) == [(STUDENT, False, seed, 0.02, 1e-4) for seed in (0, 1)]
+
+
 def test_the_choice_of_a_student_waits_for_the_teacher_of_seed_0(store):
     choose(store, PLAIN, PAPER, 1.0, 2.0)
     finish(store, PLAIN, PAPER, 1)
@@ -317,7 +332,7 @@ def test_counts_have_choices_and_what_is_built_on_each_once(store):
         ("cifar10", 30 + 5 * 4, 30 + 5 * 8),
         ("cifar100", 30 + 5 * 4, 30 + 5 * 8),
         ("transfer", 12 * 5, 12 * 9),
-        ("distillation", 8 * 5 + 2 * 5, 8 * 9 + 2 * 9),
+        ("distillation", 8 * 7 + 2 * 5, 8 * 13 + 2 * 9),
         ("active", 84 + 2 + 2 * 4, 84 + 2 + 2 * 8),
         ("kernels", 6 + 3 * 4, 6 + 3 * 8),
         ("rectification", 8 + 4 * 4, 8 + 4 * 8),
@@ -347,7 +362,7 @@ def test_every_table_can_be_finished_by_doing_what_is_missing(tmp_path):
             for path, job in jobs.items():
                 assert not path.exists()
                 for other in (job.recipe.teacher, job.recipe.seed_model):
-                    assert other is None or store.result_path(other, protocol, job.seed).exists()
+                    assert other is None or store.result_path(other, protocol.base, job.seed).exists()
                 write(path, seed=job.seed, data=job.recipe.data, backbone=job.recipe.backbone)
                 path.with_suffix(".safetensors").touch()
                 written += 1

@@ -81,7 +81,8 @@ class Protocol:
     """What learning rate and weight decay are chosen from, on held-out training images, and the batch.
 
     `choosing_epochs`: of the trainings that choose, where they are shorter than those that count. `head_rates`: what
-    the head's learning rate is chosen from, as multiples of the other.
+    the head's learning rate is chosen from, as multiples of the other. `below`: the protocol of networks that runs
+    build on, where it is not their own.
     """
 
     name: str
@@ -91,6 +92,12 @@ class Protocol:
     warmup_epochs: int = 5
     choosing_epochs: int | None = None
     head_rates: tuple[float, ...] = (1.0,)
+    below: "Protocol | None" = None
+
+    @property
+    def base(self) -> "Protocol":
+        """How the networks that runs build on are trained."""
+        return self.below or self
 
     def candidates(self) -> list[Candidate]:
         return [
@@ -109,7 +116,8 @@ def adapted(protocol: Protocol, quick: bool) -> Protocol:
     """A protocol as it is, or one that shows in a moment whether everything runs."""
     if not quick:
         return protocol
-    return replace(protocol, learning_rates=protocol.learning_rates[:2], batch_size=6, warmup_epochs=1)
+    below = None if protocol.below is None else adapted(protocol.below, quick)
+    return replace(protocol, learning_rates=protocol.learning_rates[:2], batch_size=6, warmup_epochs=1, below=below)
 
 
 @dataclass(frozen=True)

@@ -297,7 +297,7 @@ def _run(job: Job, store: Store, settings: Settings) -> Run:
         backbone, options = "resnet18", {}  # second-order pooling of 2048 features takes its time
     elif options.get("pretrained") and settings.weights is not None:
         options = {**options, "pretrained": False, "weights": settings.weights}
-    teacher = None if recipe.teacher is None else store.model_path(recipe.teacher, job.protocol, job.seed)
+    teacher = None if recipe.teacher is None else store.model_path(recipe.teacher, job.protocol.base, job.seed)
     return Run(
         backbone,
         recipe.head,
@@ -344,7 +344,7 @@ def _subset(job: Job, opened: Opened, store: Store) -> tuple[Tensor, dict[str, A
     random = select("random", samples * PERCENTS[-1] // 100, samples=samples, seed=job.seed)
     if recipe.subset.strategy == "random" or recipe.seed_model is None:
         return random[:count], {}
-    model_path = store.model_path(recipe.seed_model, job.protocol, job.seed)
+    model_path = store.model_path(recipe.seed_model, job.protocol.base, job.seed)
     place = model_path.with_name(f"{model_path.stem}-{recipe.subset.strategy}.safetensors")
     first = random[: samples * FIRST // 100]
     try:

@@ -128,10 +128,10 @@ class Store:
         paths = {seed: self._final_path(recipe, protocol, choice, seed) for seed in seeds}
         wanted = [seed for seed, path in paths.items() if not self._done(path, networks)]
         for other in _builds_on(recipe):
-            jobs = self.missing(other, protocol, wanted, networks=True)
+            jobs = self.missing(other, protocol.base, wanted, networks=True)
             if jobs:
                 return jobs
-            wanted = [seed for seed in wanted if self._converged(other, protocol, seed)]
+            wanted = [seed for seed in wanted if self._converged(other, protocol.base, seed)]
         return [
             Job(recipe, protocol, self.epochs, seed, *choice[:2], False, paths[seed], choice.head_rate)
             for seed in wanted
@@ -151,8 +151,8 @@ class Store:
     def _candidates(self, recipe: Recipe, protocol: Protocol, seeds: Sequence[int]) -> list[Job]:
         if recipe.teacher is not None:
             # Candidates need that of seed 0 alone. Those of final runs come with it: later they would be a small group.
-            jobs = self.missing(recipe.teacher, protocol, sorted({0, *seeds}), networks=True)
-            if jobs or not self._converged(recipe.teacher, protocol, 0):
+            jobs = self.missing(recipe.teacher, protocol.base, sorted({0, *seeds}), networks=True)
+            if jobs or not self._converged(recipe.teacher, protocol.base, 0):
                 return jobs
         paths = {candidate: self.choice_path(recipe, protocol, candidate) for candidate in protocol.candidates()}
         epochs = protocol.epochs_to_choose(self.epochs)
@@ -176,7 +176,7 @@ class Store:
         """
         needed: dict[Path, _Training] = {}
         for recipe in recipes:
-            needed |= self._needed(_builds_on(recipe), protocol, seeds)
+            needed |= self._needed(_builds_on(recipe), protocol.base, seeds)
             chooser = recipe.chooser
             if len(protocol.candidates()) > 1:
                 choosing = _Training(chooser, protocol.epochs_to_choose(self.epochs))
