@@ -17,7 +17,7 @@ COUNTS = {
     "cifar10": (50, 70),
     "cifar100": (50, 70),
     "transfer": (60, 108),
-    "distillation": (50, 90),
+    "distillation": (74, 138),
     "active": (94, 102),
     "kernels": (18, 30),
     "rectification": (24, 40),

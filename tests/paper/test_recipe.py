@@ -260,7 +260,7 @@ def test_protocols():
         rates = (0.05, 0.1, 0.3) if name in ("landmarks", "saturation") else (0.05, 0.1, 0.3, 1.0)
         if name == "distillation":  # of the students; their teachers are those of the CIFAR tables
             assert paper.base == EXPERIMENTS["cifar10"].protocols["paper"] == EXPERIMENTS["cifar100"].protocols["paper"]
-            rates = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+            rates = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
         else:
             assert (paper.base, tuned.base) == (paper, tuned)
         assert (len(paper.candidates()), len(tuned.candidates())) == (len(rates), 2 * len(rates))

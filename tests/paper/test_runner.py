@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from kernelhead.backbones import create_backbone
 from kernelhead.cli import app
-from kernelhead.paper import EXPERIMENTS, grid, outcome, quick, runner
+from kernelhead.paper import EXPERIMENTS, grid, groups, outcome, quick, runner
 from kernelhead.paper.quick import open_quick
 from kernelhead.paper.recipe import CIFAR_PROTOCOLS, Cell, Experiment, Protocol, Recipe
 from kernelhead.paper.runner import Settings, adapted
@@ -102,7 +102,7 @@ def reproduce(table, runs, *options):
 
 
 def results_below(folder):
-    paths = sorted(path for path in folder.rglob("*.json") if path.parent.name != runner.PARTIAL)
+    paths = sorted(path for path in folder.rglob("*.json") if path.parent.name != groups.PARTIAL)
     return {str(path.relative_to(folder)): load_result(path, NEEDED) for path in paths}
 
 

@@ -1,6 +1,5 @@
 """Run what is missing of tables: several trainings at once, recorded as soon as they are done."""
 
-import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +18,8 @@ from kernelhead.data import cifar
 from kernelhead.data.folder import hold_out
 from kernelhead.data.images import Images
 from kernelhead.data.open import Opened, open_data
+from kernelhead.paper.claims import Claims
+from kernelhead.paper.groups import PARTIAL, digest_of, kind_of, name_of, next_group, read_note
 from kernelhead.paper.labelling import FIRST, PERCENTS
 from kernelhead.paper.outcome import file_of_weights, measure, save_network
 from kernelhead.paper.quick import open_quick
@@ -31,7 +32,7 @@ from kernelhead.train.loop import Moment, Run, predict, train
 from kernelhead.train.saved import SavedClassifier, load_classifier
 from kernelhead.train.schedule import Schedule
 
-PARTIAL = ".partial"  # the folder of what is being trained
+WAIT_SECONDS = 2.0  # between two looks at what other processes have done
 NOTE_SECONDS = 60.0  # between two notes of how long a group has been trained
 HELD_OUT = 0.1  # of the training images: 5,000 of CIFAR's
 
@@ -89,7 +90,8 @@ def run(
 ) -> None:
     """Run what is missing of tables, their dependencies first. Can be stopped and called again at any point.
 
-    Trainings of all tables on the same data are put together: those of a small one alone would leave a GPU idle.
+    Trainings of all tables on the same data are put together: those of a small one alone would leave a GPU idle. What
+    another process trains in the same folder is left to it, and waited for.
     """
     store = Store(root, settings.epochs)
     wanted = [
@@ -102,22 +104,30 @@ def run(
     _check_weights(store, wanted, settings)
     source = _Source(settings)
     data = list(dict.fromkeys(recipe.data for recipe, _ in wanted))
-    kinds = list(dict.fromkeys(map(_kind, data)))
+    kinds = list(dict.fromkeys(map(kind_of, data)))
     for name in data:
         source.open(name)  # what is not there should not be missed after hours
+    claims, waits = Claims(root / PARTIAL), False
     while True:
-        missing = {job.path: job for recipe, protocol in wanted for job in store.missing(recipe, protocol, seeds)}
+        with claims.turn() as taken:  # what is missing is looked for after what is taken
+            missing = {job.path: job for recipe, protocol in wanted for job in store.missing(recipe, protocol, seeds)}
+            free = {path: job for path, job in missing.items() if name_of(path, root) not in taken}
+            jobs = next_group(free, root, kinds, settings.at_once)
+            held = claims.hold([name_of(job.path, root) for job in jobs])
         if not missing:
             return
-        # One data set after the other where one is kept in memory. Choices come first, of all methods together: then
-        # there are full groups of what they decide.
-        ordered = sorted(missing.values(), key=lambda job: (kinds.index(_kind(job.recipe.data)), not job.choosing))
-        jobs = _stopped(root, missing) or _first(_alike(ordered), settings.at_once)
-        done, total = store.count(wanted, seeds)
-        try:
-            _train(jobs, store, source, settings, partial(_with_counts, progress, done, total))
-        except BrokenCheckpointError as error:  # a network that these build on
-            raise BrokenCheckpointError(f"{error}; delete it, and it is trained again") from error
+        tell = partial(_with_counts, progress, *store.count(wanted, seeds))
+        if not jobs and not waits:
+            tell(Progress(0, 0, f"waiting for {len(missing)} trainings of other processes"))
+        waits = not jobs
+        with held:
+            if waits:
+                time.sleep(WAIT_SECONDS)
+                continue
+            try:
+                _train(jobs, store, source, settings, tell)
+            except BrokenCheckpointError as error:  # a network that these build on
+                raise BrokenCheckpointError(f"{error}; delete it, and it is trained again") from error
 
 
 def _check_weights(store: Store, wanted: Sequence[tuple[Recipe, Protocol]], settings: Settings) -> None:
@@ -139,53 +149,6 @@ def _with_counts(progress: Callable[[Progress], None], done: int, total: int, no
     progress(replace(now, done=done, total=total))
 
 
-def _kind(data: str) -> str:
-    """What networks of different data sets share if they can be trained together: both CIFARs have as many images."""
-    return "cifar" if data in cifar.CLASSES else data
-
-
-def _alike(jobs: list[Job]) -> list[Job]:
-    """Those that can be trained together with the first: as long, on as many images, batches alike."""
-
-    def shape(job: Job) -> tuple[Any, ...]:
-        protocol, percent = job.protocol, None if job.recipe.subset is None else job.recipe.subset.percent
-        images = _kind(job.recipe.data), job.choosing, percent
-        return *images, job.epochs, protocol.batch_size, protocol.warmup_epochs
-
-    return [job for job in jobs if shape(job) == shape(jobs[0])]
-
-
-def _stopped(root: Path, missing: dict[Path, Job]) -> list[Job]:
-    """Those of a group that was stopped while it was trained, and can go on; none if there is no such group."""
-    for note in sorted((root / PARTIAL).glob("*.json")):
-        paths = [root / path for path in _read_note(note)["paths"]]
-        if paths and all(path in missing for path in paths):
-            return [missing[path] for path in paths]
-    return []
-
-
-def _read_note(path: Path) -> dict[str, Any]:
-    """Which results a group of trainings is to have, relative to the folder of all, and its seconds so far."""
-    try:
-        note: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {"paths": [], "seconds": 0.0}
-    return note
-
-
-def _first(jobs: list[Job], at_once: int) -> list[Job]:
-    """Those to be trained now: as many at a time as needed, of equal number: of 9, at most 8 at once, 5 and then 4.
-
-    Networks like the first come first, and by themselves if there are enough to fill half of the places: beside a
-    deeper one the shallow ones wait at every step, but a few alone leave a GPU idle.
-    """
-    same = [job for job in jobs if job.recipe.backbone == jobs[0].recipe.backbone]
-    others = [job for job in jobs if job.recipe.backbone != jobs[0].recipe.backbone]
-    jobs = same if 2 * len(same) >= at_once else same + others
-    times = -(-len(jobs) // at_once)
-    return jobs[: -(-len(jobs) // times)]
-
-
 class _Source:
     """The data sets in use; those that are not trained on together are not kept in memory together."""
 
@@ -196,7 +159,7 @@ class _Source:
     def open(self, name: str) -> Opened:
         if name not in self.opened:
             device = torch.device(self.settings.device)
-            self.opened = {other: kept for other, kept in self.opened.items() if _kind(other) == _kind(name)}
+            self.opened = {other: kept for other, kept in self.opened.items() if kind_of(other) == kind_of(name)}
             self.opened[name] = open_quick(name, device) if self.settings.quick else _open(name, device)
         return self.opened[name]
 
@@ -226,10 +189,10 @@ def _train(
     shown = {key: _images(job, own, store) for key, (job, own) in seen.items()}
     images, test, selections = zip(*(shown[_seen(job)] for job in jobs), strict=True)
     schedule = Schedule(jobs[0].epochs, protocol.batch_size, warmup_epochs=protocol.warmup_epochs)
-    paths = [str(job.path.relative_to(store.root)) for job in jobs]
-    checkpoint = store.root / PARTIAL / f"{_digest(paths)}.safetensors"
+    paths = [name_of(job.path, store.root) for job in jobs]
+    checkpoint = store.root / PARTIAL / f"{digest_of(paths)}.safetensors"
     note = checkpoint.with_suffix(".json")
-    began = time.perf_counter() - _read_note(note)["seconds"]
+    began = time.perf_counter() - read_note(note)["seconds"]
 
     noted = 0.0
 
@@ -278,15 +241,11 @@ def _train(
                 save_result(job.path, result)
                 store.forget(job.path)
         for other in checkpoint.parent.glob("*.json"):  # its own, and groups that can never be whole again
-            if other == note or not set(paths).isdisjoint(_read_note(other)["paths"]):
+            if other == note or not set(paths).isdisjoint(read_note(other)["paths"]):
                 for leftover in other.parent.glob(f"{other.stem}*"):
                     leftover.unlink()
     if interruption.requested:
         raise KeyboardInterrupt
-
-
-def _digest(paths: Sequence[str]) -> str:
-    return hashlib.sha256("\n".join(paths).encode()).hexdigest()[:16]
 
 
 def _run(job: Job, store: Store, settings: Settings) -> Run:
