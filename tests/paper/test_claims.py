@@ -136,7 +136,7 @@ def test_what_others_train_is_waited_for(tmp_path, monkeypatch):
         "training resnet20-kernel",  # whose choice does not wait
     ]
     assert said[5:] == [
-        "waiting for 1 trainings of other processes",
+        "waiting for 1 training of other processes",
         "cifar100: choosing resnet20-softmax",
         "cifar100: training resnet20-softmax",
     ]

@@ -118,7 +118,7 @@ def run(
             return
         tell = partial(_with_counts, progress, *store.count(wanted, seeds))
         if not jobs and not waits:
-            tell(Progress(0, 0, f"waiting for {len(missing)} trainings of other processes"))
+            tell(Progress(0, 0, f"waiting for {_trainings(len(missing))} of other processes"))
         waits = not jobs
         with held:
             if waits:
@@ -128,6 +128,10 @@ def run(
                 _train(jobs, store, source, settings, tell)
             except BrokenCheckpointError as error:  # a network that these build on
                 raise BrokenCheckpointError(f"{error}; delete it, and it is trained again") from error
+
+
+def _trainings(number: int) -> str:
+    return f"{number} training{'s' * (number != 1)}"
 
 
 def _check_weights(store: Store, wanted: Sequence[tuple[Recipe, Protocol]], settings: Settings) -> None:
