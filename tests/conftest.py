@@ -12,8 +12,9 @@ from kernelhead.results import save_result
 
 settings.register_profile("kernelhead", deadline=None, derandomize=True, database=None)
 settings.load_profile("kernelhead")
-# A virtual machine may name instructions for matrices (AMX) that it has not: a product in bfloat16 ends the process then.
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")  # read by the first product, here and in what tests start
+# A virtual machine may name instructions for matrices (AMX) that it has not: a product in bfloat16 ends the process
+# then. This is read by the first product, here and in what tests start.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 torch.set_num_threads(1)  # the tensors are tiny: threads only wait for each other, and for other test processes
 
 

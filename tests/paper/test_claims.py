@@ -1,46 +1,54 @@
 """Several processes on one folder of runs: each training is one process's, whatever becomes of it."""
 
+import errno
+import fcntl
+import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 
 import pytest
 import torch
 
 from kernelhead.paper import EXPERIMENTS, claims, runner
-from kernelhead.paper.claims import Claims
+from kernelhead.paper.claims import CLAIMS, TURN, Claims
 from kernelhead.paper.groups import PARTIAL
 from kernelhead.paper.runner import Settings
 from kernelhead.paper.store import NEEDED
 from kernelhead.results import load_result
 
 
-def taken(folder):
-    with Claims(folder).turn() as found:
+def taken(root):
+    with Claims(root).turn() as found:
         return found
 
 
+def files(root):
+    """But for the one that all share."""
+    return [path for path in (root / CLAIMS).iterdir() if path.name != TURN]
+
+
 def test_what_is_held_is_taken_until_it_is_given_up(tmp_path):
-    folder = tmp_path / "new"
-    ours, others = Claims(folder), Claims(folder)
-    with ours.turn() as found:
-        assert found == set()
-        first = ours.hold(["a.json", "b.json"])
-    with others.turn() as found:
-        assert found == {"a.json", "b.json"}
-        second = others.hold(["c.json"])
-    assert taken(folder) == {"a.json", "b.json", "c.json"}
-    with pytest.raises(KeyboardInterrupt), first:
-        raise KeyboardInterrupt
-    assert taken(folder) == {"c.json"}
-    second.close()
-    assert taken(folder) == set()
-    assert not list(folder.iterdir())
-    ours.hold([]).close()
-    assert not list(folder.iterdir())
+    root = tmp_path / "new"
+    ours, others = Claims(root), Claims(root)
+    with ExitStack() as first, ExitStack() as second:
+        with ours.turn() as found:
+            assert found == set()
+            first.enter_context(ours.hold(["a.json", "b.json"]))
+        with others.turn() as found:
+            assert found == {"a.json", "b.json"}
+            second.enter_context(others.hold(["c.json"]))
+        assert taken(root) == {"a.json", "b.json", "c.json"}
+        with pytest.raises(KeyboardInterrupt), first.pop_all():
+            raise KeyboardInterrupt
+        assert taken(root) == {"c.json"}
+    assert taken(root) == set()
+    assert not files(root)
+    with ours.hold([]):
+        assert not files(root)
 
 
 def test_one_process_decides_at_a_time(tmp_path):
@@ -61,33 +69,57 @@ def test_one_process_decides_at_a_time(tmp_path):
 HOLD = """
 import sys, time
 from pathlib import Path
-from kernelhead.paper.claims import Claims
+from kernelhead.paper.claims import CLAIMS, TURN, Claims
 ours = Claims(Path(sys.argv[1]))
 with ours.turn():
     held = ours.hold(["a.json"])
+    held.__enter__()
 print("held", flush=True)
-time.sleep(600)
+time.sleep(60)
 """
 
 
 def test_what_a_killed_process_held_is_free(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "held\n"
-    assert taken(tmp_path) == {"a.json"}
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert list(tmp_path.iterdir())  # its file is still there
+    try:
+        assert process.stdout.readline() == "held\n"
+        assert taken(tmp_path) == {"a.json"}
+    finally:
+        process.kill()
+        process.communicate()
+    assert files(tmp_path)  # its file is still there
     assert taken(tmp_path) == set()
-    assert not list(tmp_path.iterdir())
+    assert not files(tmp_path)
+
+
+@pytest.mark.parametrize("error", [BlockingIOError, PermissionError])
+def test_held_by_others_also_over_a_network(tmp_path, monkeypatch, error):
+    with Claims(tmp_path).turn():
+        held = Claims(tmp_path).hold(["a.json"])
+        held.__enter__()
+
+    def refuse(descriptor, how):
+        if how & fcntl.LOCK_NB:
+            raise error
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert taken(tmp_path) == {"a.json"}
+    held.__exit__(None, None, None)
 
 
 def test_without_locks_everything_is_free(tmp_path, monkeypatch):
+    def refuse(descriptor, how):
+        raise OSError(errno.ENOLCK, "no locks here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", refuse)
+        with Claims(tmp_path).turn(), Claims(tmp_path).hold(["a.json"]):
+            assert taken(tmp_path) == set()
     monkeypatch.setattr(claims, "fcntl", None)
-    with Claims(tmp_path).turn() as found:
-        assert found == set()
-        held = Claims(tmp_path).hold(["a.json"])
-    assert taken(tmp_path) == set()
-    held.close()
+    root = tmp_path / "windows"
+    with Claims(root).turn(), Claims(root).hold(["a.json"]):
+        assert taken(root) == set()
+        assert not root.exists()  # a file that is open cannot be removed there
 
 
 def results_below(folder):
@@ -107,15 +139,17 @@ def run(root, progress=lambda now: None):
 
 
 def test_what_others_train_is_waited_for(tmp_path, monkeypatch):
-    others = Claims(tmp_path / PARTIAL)
+    others = Claims(tmp_path)
     folder = "cifar100/1-epochs"
     names = [
         f"{folder}/resnet20-{head}/choice-lr{rate}-wd0.0001.json"
         for head in ("softmax", "kernel")
         for rate in (0.05, 0.1)
     ]
+    held, last = ExitStack(), ExitStack()
     with others.turn():
-        held, last = others.hold(names[1:]), others.hold(names[:1])
+        held.enter_context(others.hold(names[1:]))
+        last.enter_context(others.hold(names[:1]))
     said, slept = [], []
 
     def sleep(seconds):
@@ -124,6 +158,7 @@ def test_what_others_train_is_waited_for(tmp_path, monkeypatch):
             held.close()  # whose process was stopped: nothing was written
         if len(slept) == 4:
             last.close()
+        assert len(slept) < 9  # it does not see that all is free
 
     monkeypatch.setattr(runner.time, "sleep", sleep)
     run(tmp_path, lambda now: said.append(now.what) if now.moment is None else None)
@@ -143,13 +178,17 @@ def test_what_others_train_is_waited_for(tmp_path, monkeypatch):
     assert len(results_below(tmp_path)) == 6
 
 
-def test_two_processes_share_the_work(tmp_path):
+def test_of_two_processes_none_trains_what_the_other_does(tmp_path):
     command = [sys.executable, "-m", "kernelhead", "reproduce", "rectification", "--quick", "--device", "cpu"]
     command += [f"--only={name}" for name in ONLY] + ["--runs", str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}  # sums depend on it
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": environment}
     processes = [subprocess.Popen(command, **options) for _ in range(2)]
-    said = [process.communicate()[0] for process in processes]
+    try:
+        said = [process.communicate(timeout=300)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     assert [process.returncode for process in processes] == [0, 0], said
     trained = [re.findall(r"(?:choosing|training) resnet\S+", " ".join(text.split())) for text in said]
     assert len(trained[0]) + len(trained[1]) == 6  # none twice: two heads, two rates each and then one training
@@ -157,3 +196,32 @@ def test_two_processes_share_the_work(tmp_path):
     runs = tmp_path / "quick"
     assert results_below(runs) == results_below(tmp_path / "alone")
     assert not list((runs / PARTIAL).iterdir())
+    assert not files(runs)
+
+
+def test_who_waits_goes_on_with_what_another_process_began(tmp_path, monkeypatch):
+    """It is killed in the middle of a group, and its checkpoint found."""
+    killed, alone = tmp_path / "killed", tmp_path / "alone"
+
+    def stop(now):
+        if now.moment is not None:
+            raise KeyboardInterrupt
+
+    real = runner.train
+    monkeypatch.setattr(
+        runner, "train", lambda *given, **options: real(*given, **{**options, "checkpoint_seconds": 0.0})
+    )
+    with pytest.raises(KeyboardInterrupt):
+        run(killed, stop)
+    (note,) = (killed / PARTIAL).glob("*.json")
+    names = json.loads(note.read_text())["paths"]
+    others, held = Claims(killed), ExitStack()
+    with others.turn():
+        held.enter_context(others.hold(names))
+    begun = []
+    monkeypatch.setattr(runner.time, "sleep", lambda seconds: held.close())
+    run(killed, lambda now: begun.append(now) if now.moment is None else None)
+    assert not files(killed)
+    run(alone)
+    assert results_below(killed) == results_below(alone)
+    assert sum(now.waits for now in begun) == 1

@@ -560,10 +560,10 @@ def test_a_data_set_is_done_before_the_next_is_opened(shallow, small, spy, tmp_p
 
 def test_both_cifars_are_trained_together(shallow, small, spy, tmp_path, monkeypatch):
     """In common groups; results are those of one after the other, also of what is tested and kept."""
-    groups, train = [], runner.train
+    classes, train = [], runner.train
 
     def spied(runs, images, num_classes, *rest, **options):
-        groups.append(num_classes)
+        classes.append(num_classes)
         return train(runs, images, num_classes, *rest, **options)
 
     monkeypatch.setattr(runner, "train", spied)
@@ -571,7 +571,7 @@ def test_both_cifars_are_trained_together(shallow, small, spy, tmp_path, monkeyp
     seen = []
     settings = image_settings(only=only, at_once=8, seeds=2)
     runner.run([EXPERIMENTS[table] for table in tables], tmp_path / "together", settings, seen.append)
-    assert groups == [[100] * 4 + [10] * 4] * 2  # two heads, two rates each, then two seeds
+    assert classes == [[100] * 4 + [10] * 4] * 2  # two heads, two rates each, then two seeds
     assert {now.what for now in seen} == {
         f"cifar100 and cifar10: {doing} resnet20-softmax and 7 more" for doing in ("choosing", "training")
     }

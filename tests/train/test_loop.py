@@ -139,6 +139,8 @@ def test_runs_may_have_classes_of_their_own(data):
     for run, classes, result in zip(RUNS, (3, 5), together, strict=False):
         assert result.model.head.num_classes == classes
         assert torch.equal(train([run], data, classes, SCHEDULE)[0].losses, result.losses)
+    with pytest.raises(ValueError, match="there are 2 runs, and numbers of classes for 1"):
+        train(RUNS[:2], data, [3], SCHEDULE)
 
 
 def test_labels_that_are_no_class_are_said_before_training(data):

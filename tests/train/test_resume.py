@@ -500,6 +500,15 @@ def test_a_training_from_before_there_was_an_option_goes_on(name, value):
     assert name not in plain
 
 
+def test_classes_are_one_number_in_checkpoints_unless_they_differ():
+    def classes(*numbers):
+        runs = [Run("lenet5", "softmax", 0.1)] * len(numbers)
+        return identify(runs, [make_data()] * len(numbers), numbers, SCHEDULE)["classes"]
+
+    assert classes(3) == classes(3, 3) == 3  # as before there could be several
+    assert classes(3, 5) == [3, 5]
+
+
 def test_a_teacher_may_move_and_may_not_change(tmp_path):
     """What it is decides whether a training goes on, and not where it is."""
     data, schedule = make_data(), Schedule(epochs=1, batch_size=8)

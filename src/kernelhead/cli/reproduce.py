@@ -58,7 +58,9 @@ def reproduce(
         str | None,
         typer.Option(help="Local file of ImageNet weights, for 'transfer'.", rich_help_panel=IMAGES),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.", rich_help_panel=IMAGES)] = "auto",
+    device: Annotated[
+        str, typer.Option(help="auto, cpu, cuda, or one GPU such as cuda:1.", rich_help_panel=IMAGES)
+    ] = "auto",
     draws: Annotated[
         int | None, typer.Option(min=1, max=1000, help="Draws of the centers. [10]", rich_help_panel=SYNTHETIC)
     ] = None,
@@ -155,7 +157,7 @@ def _job_bars() -> Iterator[Callable[["Progress"], None]]:
             steps("trainings", now.done, now.total)
             if now.moment is None:
                 last = now.what
-                if not messages.is_terminal:
+                if now.waits or not messages.is_terminal:
                     say(f"{now.done} of {now.total} trainings done; {now.what}", style="")
             else:
                 steps(last, now.moment.step, now.moment.steps)

@@ -34,7 +34,10 @@ def table(experiment: Experiment, store: Store, protocols: Sequence[Protocol]) -
         for protocol in protocols:
             row += _ours(experiment, cell, store, protocol)
         rows.append(row)
-    p_value = "p: sign-flip test of the differences, paired by seed; of n seeds it cannot be below 2 / 2^n."
+    p_value = (
+        "Differences are those of the seeds that both have; p: sign-flip test, paired by seed; of n seeds it cannot be "
+        "below 2 / 2^n."
+    )
     notes = [*_notes(experiment, store, protocols), *_over_softmax(experiment), p_value]
     return Table(experiment.name, experiment.title, columns, rows, notes)
 

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
@@ -54,12 +55,13 @@ class Settings:
 
 @dataclass(frozen=True)
 class Progress:
-    """Trainings done of those in all, and what goes on now."""
+    """Trainings done of those in all, and what goes on now; `waits` while it is done by other processes."""
 
     done: int
     total: int
     what: str
     moment: Moment | None = None
+    waits: bool = False
 
 
 def chosen_recipes(experiment: Experiment, only: Sequence[str]) -> list[Recipe]:
@@ -90,7 +92,7 @@ def run(
 ) -> None:
     """Run what is missing of tables, their dependencies first. Can be stopped and called again at any point.
 
-    Trainings of all tables on the same data are put together: those of a small one alone would leave a GPU idle. What
+    Trainings of all tables on as many images are put together: those of a small one alone would leave a GPU idle. What
     another process trains in the same folder is left to it, and waited for.
     """
     store = Store(root, settings.epochs)
@@ -101,37 +103,40 @@ def run(
         for recipe in chosen_recipes(experiment, settings.only)
     ]
     seeds = range(settings.seeds)
-    _check_weights(store, wanted, settings)
+    _check_weights(store, wanted, settings)  # before data are opened, and again when others may have added some
     source = _Source(settings)
     data = list(dict.fromkeys(recipe.data for recipe, _ in wanted))
     kinds = list(dict.fromkeys(map(kind_of, data)))
     for name in data:
         source.open(name)  # what is not there should not be missed after hours
-    claims, waits = Claims(root / PARTIAL), False
+    claims, waited_for = Claims(root), 0
     while True:
-        with claims.turn() as taken:  # what is missing is looked for after what is taken
-            missing = {job.path: job for recipe, protocol in wanted for job in store.missing(recipe, protocol, seeds)}
-            free = {path: job for path, job in missing.items() if name_of(path, root) not in taken}
-            jobs = next_group(free, root, kinds, settings.at_once)
-            held = claims.hold([name_of(job.path, root) for job in jobs])
-        if not missing:
-            return
-        tell = partial(_with_counts, progress, *store.count(wanted, seeds))
-        if not jobs and not waits:
-            tell(Progress(0, 0, f"waiting for {_trainings(len(missing))} of other processes"))
-        waits = not jobs
-        with held:
-            if waits:
-                time.sleep(WAIT_SECONDS)
+        with ExitStack() as held:
+            with claims.turn() as taken:  # what is missing is looked for after what is taken
+                _check_weights(store, wanted, settings)
+                found = (job for recipe, protocol in wanted for job in store.missing(recipe, protocol, seeds))
+                missing = {job.path: job for job in found}
+                free = {path: job for path, job in missing.items() if name_of(path, root) not in taken}
+                jobs = next_group(free, root, kinds, settings.at_once)
+                held.enter_context(claims.hold([name_of(job.path, root) for job in jobs]))
+            if not missing:
+                return
+            tell = partial(_with_counts, progress, *store.count(wanted, seeds))
+            if jobs:
+                waited_for = 0
+                try:
+                    _train(jobs, store, source, settings, tell)
+                except BrokenCheckpointError as error:  # a network that these build on
+                    raise BrokenCheckpointError(f"{error}; delete it, and it is trained again") from error
                 continue
-            try:
-                _train(jobs, store, source, settings, tell)
-            except BrokenCheckpointError as error:  # a network that these build on
-                raise BrokenCheckpointError(f"{error}; delete it, and it is trained again") from error
+        if len(missing) != waited_for:
+            waited_for = len(missing)
+            tell(Progress(0, 0, _waiting(waited_for), waits=True))
+        time.sleep(WAIT_SECONDS)
 
 
-def _trainings(number: int) -> str:
-    return f"{number} training{'s' * (number != 1)}"
+def _waiting(number: int) -> str:
+    return f"waiting for {number} training{'s' * (number != 1)} of other processes"
 
 
 def _check_weights(store: Store, wanted: Sequence[tuple[Recipe, Protocol]], settings: Settings) -> None:
@@ -247,7 +252,7 @@ def _train(
         for other in checkpoint.parent.glob("*.json"):  # its own, and groups that can never be whole again
             if other == note or not set(paths).isdisjoint(read_note(other)["paths"]):
                 for leftover in other.parent.glob(f"{other.stem}*"):
-                    leftover.unlink()
+                    leftover.unlink(missing_ok=True)  # another process may clear away the same
     if interruption.requested:
         raise KeyboardInterrupt
 

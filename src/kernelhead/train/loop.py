@@ -75,7 +75,9 @@ def train(
     of_run = list(data) if isinstance(data, Sequence) else [data] * len(runs)
     if len({len(images) for images in of_run}) != 1:
         raise ValueError(f"runs trained at once need as many images each, got {[len(images) for images in of_run]}")
-    classes = [num_classes] * len(runs) if isinstance(num_classes, int) else list(num_classes)
+    classes = list(num_classes) if isinstance(num_classes, Sequence) else [num_classes] * len(runs)
+    if len(classes) != len(runs):
+        raise ValueError(f"there are {len(runs)} runs, and numbers of classes for {len(classes)}")
     # Most often there is one data set for all runs.
     labels = {(id(images.labels), most): images.labels for images, most in zip(of_run, classes, strict=True)}
     for (_, most), found in labels.items():
@@ -84,10 +86,10 @@ def train(
             raise ValueError(f"labels have to be 0 to {most - 1}, and there are some from {low} to {high}")
     device = of_run[0].labels.device
     per_epoch = schedule.steps(len(of_run[0]))
-    feeds: dict[tuple[int, int, str | None], Feed] = {}
+    feeds: dict[tuple[int, int, int, str | None], Feed] = {}
     members = []
     for run, images, own in zip(runs, of_run, classes, strict=True):
-        seen = id(images), run.seed, run.teacher
+        seen = id(images), own, run.seed, run.teacher
         if seen not in feeds:
             feeds[seen] = Feed(run, images, own, schedule, compiled=compiled, world=world)
         members.append(Member(run, feeds[seen], own, schedule, compiled=compiled, world=world))
