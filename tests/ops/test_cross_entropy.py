@@ -83,8 +83,11 @@ def scale_for(wanted):
 
 
 def tolerance(dtype, total):
-    """In float32 a logit of 500 has a rounding of 3e-5 itself."""
-    return max(TOLERANCE[dtype], total * 2.0**-24)
+    """In float32 a logit of 500 is rounded by up to 1.5e-5, and so is its cosine times its slope, in several steps.
+
+    How many come together depends on how a processor sums: one that was seen to need 3.1e-5 set the bound.
+    """
+    return max(TOLERANCE[dtype], total * 2.0**-23)
 
 
 @pytest.mark.parametrize(("backend", "mode"), [("eager", "speed"), ("chunked", "speed"), ("chunked", "memory")])

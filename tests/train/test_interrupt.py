@@ -239,8 +239,11 @@ def test_a_process_saves_before_it_leaves(tmp_path, whole, number):
 def test_a_process_leaves_at_once_at_a_later_signal(tmp_path):
     process = start(tmp_path, pause=600)
     os.kill(process.pid, signal.SIGTERM)
-    time.sleep(interrupt.SAME_REQUEST + 0.5)
-    os.kill(process.pid, signal.SIGTERM)
+    for _ in range(20):  # a busy machine may see the first signal late, and take the next one for the same request
+        process.join(interrupt.SAME_REQUEST + 0.5)
+        if not process.is_alive():
+            break
+        os.kill(process.pid, signal.SIGTERM)
     assert finish(process, 60) == INTERRUPTED
     assert [file.name for file in tmp_path.iterdir()] == ["started"]
 
