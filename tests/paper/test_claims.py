@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 import torch
@@ -69,7 +70,7 @@ def test_one_process_decides_at_a_time(tmp_path):
 HOLD = """
 import sys, time
 from pathlib import Path
-from kernelhead.paper.claims import CLAIMS, TURN, Claims
+from kernelhead.paper.claims import Claims
 ours = Claims(Path(sys.argv[1]))
 with ours.turn():
     held = ours.hold(["a.json"])
@@ -207,10 +208,7 @@ def test_who_waits_goes_on_with_what_another_process_began(tmp_path, monkeypatch
         if now.moment is not None:
             raise KeyboardInterrupt
 
-    real = runner.train
-    monkeypatch.setattr(
-        runner, "train", lambda *given, **options: real(*given, **{**options, "checkpoint_seconds": 0.0})
-    )
+    monkeypatch.setattr(runner, "train", partial(runner.train, checkpoint_seconds=0.0))
     with pytest.raises(KeyboardInterrupt):
         run(killed, stop)
     (note,) = (killed / PARTIAL).glob("*.json")

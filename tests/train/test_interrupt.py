@@ -192,8 +192,18 @@ def child(path, started, pause):
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore it
 
+    def tell_when_seen():
+        handler = signal.getsignal(signal.SIGTERM)
+
+        def seen(number, frame):
+            handler(number, frame)
+            started.with_name("seen").touch()
+
+        signal.signal(signal.SIGTERM, seen)
+
     def fetch(self):
         if self.step_index == 3:
+            tell_when_seen()
             started.touch()
         if self.step_index >= 3:
             time.sleep(pause)
@@ -239,11 +249,12 @@ def test_a_process_saves_before_it_leaves(tmp_path, whole, number):
 def test_a_process_leaves_at_once_at_a_later_signal(tmp_path):
     process = start(tmp_path, pause=600)
     os.kill(process.pid, signal.SIGTERM)
-    for _ in range(20):  # a busy machine may see the first signal late, and take the next one for the same request
-        process.join(interrupt.SAME_REQUEST + 0.5)
-        if not process.is_alive():
-            break
-        os.kill(process.pid, signal.SIGTERM)
+    while not (tmp_path / "seen").exists():  # a busy machine may see it late
+        assert process.is_alive()
+        time.sleep(0.01)
+    (tmp_path / "seen").unlink()
+    time.sleep(interrupt.SAME_REQUEST + 0.5)
+    os.kill(process.pid, signal.SIGTERM)
     assert finish(process, 60) == INTERRUPTED
     assert [file.name for file in tmp_path.iterdir()] == ["started"]
 

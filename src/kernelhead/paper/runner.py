@@ -194,8 +194,8 @@ def _train(
     progress(Progress(0, 0, what))
     opened = [source.open(job.recipe.data) for job in jobs]
     # One object for all that see the same, by which `train` knows it.
-    seen = {_seen(job): (job, own) for job, own in zip(jobs, opened, strict=True)}
-    shown = {key: _images(job, own, store) for key, (job, own) in seen.items()}
+    seen = {_seen(job): job for job in jobs}
+    shown = {key: _images(job, source.open(job.recipe.data), store) for key, job in seen.items()}
     images, test, selections = zip(*(shown[_seen(job)] for job in jobs), strict=True)
     schedule = Schedule(jobs[0].epochs, protocol.batch_size, warmup_epochs=protocol.warmup_epochs)
     paths = [name_of(job.path, store.root) for job in jobs]

@@ -60,7 +60,7 @@ def train(
 ) -> list[Trained]:
     """Train several runs at once on the device where `data` lives: the same for all, or as many images for each.
 
-    `num_classes` is likewise that of all, or of each.
+    `num_classes` is likewise that of all, or one for each.
     Runs of the same images, seed and teacher, or of none, see the same: their batches, and its scores, are made once.
     A run whose loss is not finite stops at the end of that epoch, with the step recorded; the others go on.
 
@@ -79,20 +79,20 @@ def train(
     if len(classes) != len(runs):
         raise ValueError(f"there are {len(runs)} runs, and numbers of classes for {len(classes)}")
     # Most often there is one data set for all runs.
-    labels = {(id(images.labels), most): images.labels for images, most in zip(of_run, classes, strict=True)}
-    for (_, most), found in labels.items():
+    labels = {(id(images.labels), count): images.labels for images, count in zip(of_run, classes, strict=True)}
+    for (_, count), found in labels.items():
         low, high = (int(extreme) for extreme in found.aminmax())
-        if low < 0 or high >= most:
-            raise ValueError(f"labels have to be 0 to {most - 1}, and there are some from {low} to {high}")
+        if low < 0 or high >= count:
+            raise ValueError(f"labels have to be 0 to {count - 1}, and there are some from {low} to {high}")
     device = of_run[0].labels.device
     per_epoch = schedule.steps(len(of_run[0]))
     feeds: dict[tuple[int, int, int, str | None], Feed] = {}
     members = []
-    for run, images, own in zip(runs, of_run, classes, strict=True):
-        seen = id(images), own, run.seed, run.teacher
+    for run, images, count in zip(runs, of_run, classes, strict=True):
+        seen = id(images), count, run.seed, run.teacher
         if seen not in feeds:
-            feeds[seen] = Feed(run, images, own, schedule, compiled=compiled, world=world)
-        members.append(Member(run, feeds[seen], own, schedule, compiled=compiled, world=world))
+            feeds[seen] = Feed(run, images, count, schedule, compiled=compiled, world=world)
+        members.append(Member(run, feeds[seen], count, schedule, compiled=compiled, world=world))
     results = [Trained(m.run, m.model, m.losses, m.accuracies) for m in members]
     history = History(checkpoint, identify(runs, of_run, classes, schedule))
     first = history.load(members, results)
