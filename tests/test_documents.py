@@ -165,36 +165,6 @@ def test_costs_stand_beside_the_accuracies():
     assert benchmark["markdown"](told) in (ROOT / "docs" / "beyond.md").read_text()
 
 
-def test_fine_tuning_and_active_learning_are_quoted_as_measured():
-    """Sentences; the tables are filled in."""
-    text = " ".join((ROOT / "docs" / "tables.md").read_text().split())
-    transfer = EXPERIMENTS["transfer"]
-    store, protocol = Store(ROOT / "results", 30), transfer.protocols["paper"]
-    pets = {cell.column: accuracies(cell, store, protocol)[0] for cell in transfer.cells if "Pets" in cell.row}
-    assert f"its layer is {pets['SM'] - pets['Ours']:.1f} points behind softmax" in text
-    assert f"no bias, {pets['SM'] - pets['LIN']:.1f}. Second-order" in text
-    assert f"level with softmax, {93.56 - pets['Best']:.1f} points short of the paper's 93.56" in text
-    layer, softmax, best = (f"{pets[name]:.2f}" for name in ("Ours", "SM", "Best"))
-    assert f"{layer} % with the paper's layer, {softmax} with softmax and {best} with" in " ".join(README.split())
-
-    active = EXPERIMENTS["active"]
-    store, protocol = Store(ROOT / "results", 200), active.protocols["paper"]
-    found = {(cell.row, *cell.column.split()): accuracies(cell, store, protocol) for cell in active.cells}
-    found = {place: values[0] for place, values in found.items() if values}
-    assert len(found) == 42
-    gains = {place[0]: [] for place in found}
-    for (row, head, *others), value in found.items():
-        if head == "Ours":
-            gains[row].append(value - found[(row, "SM", *others)])
-    every = np.concatenate(list(gains.values()))
-    quoted = f"by {every.min():.2f} to {every.max():.1f} points, {every.mean():.1f} in the mean"
-    means = [f"{np.mean(gains[f'{percent} %']):.1f}" for percent in (30, 80, 90)]
-    assert (
-        f"{quoted}: {means[0]} with 30 % of the images, falling to {means[1]} with 80 %, and {means[2]} with 90 %"
-        in text
-    )
-
-
 def of_seeds(head, depth=20):
     """Results by seed of a ResNet on CIFAR-100 under the paper's protocol; `head` as its folder is called."""
     tables = [EXPERIMENTS[name] for name in ("cifar100", "kernels", "rectification", "activations")]

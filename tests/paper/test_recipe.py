@@ -144,8 +144,9 @@ def test_keys_tell_recipes_apart_and_are_names_of_folders():
         assert (same.mixup, same.subset, same.teacher) == (recipe.mixup, recipe.subset, recipe.teacher)
     lower = [(data, key.lower()) for data, key in by_key]
     assert len(set(lower)) == len(lower)  # some file systems do not tell a from A
-    # 2 CIFAR tables, transfer, distillation, 84 subsets and the seed models, what the ablations add with two depths,
-    papers = 30 + 30 + 12 + 8 + 86 + 2 * (2 + 2 + 3)
+    # 2 CIFAR tables, transfer, distillation, 84 subsets and a control and the seed models, what the ablations add with
+    # two depths,
+    papers = 30 + 30 + 12 + 8 + 87 + 2 * (2 + 2 + 3)
     # what `landmarks` adds but softmax, second-order pooling and the paper's layer, then `saturation` but two of
     # these, 512 landmarks or channels and 2048 of either with and without dropout, `beyond`: two more
     # heads at six depths of two data sets, four of them above, and `mixup`.
@@ -182,9 +183,9 @@ def test_ablations_share_runs_with_the_table_of_cifar100():
         assert cell.recipe.backbone == "lenet5"
     for cell in EXPERIMENTS["active"].cells:
         row = cell.column.split()[-1]
-        softmax, ours = (cell_of("cifar100", row, column).recipe for column in ("SM", "Ours"))
-        assert cell.recipe.chosen_as == (softmax if cell.column.startswith("SM") else ours)
-        seed_model = cell.recipe.seed_model
+        whole = {head: cell_of("cifar100", row, head).recipe for head in ("SM", "LIN", "Ours")}
+        assert cell.recipe.chosen_as == whole[cell.column.split()[0]]
+        softmax, seed_model = whole["SM"], cell.recipe.seed_model
         assert seed_model.backbone == cell.recipe.backbone == softmax.backbone
         assert (seed_model.head, seed_model.subset, seed_model.chosen_as) == (
             "softmax",
