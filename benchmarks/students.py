@@ -3,7 +3,7 @@
     python benchmarks/students.py TEACHER.safetensors [--data cifar100] [--epochs 10] [--json FIGURES.json]
 
 Trains LeNet-5, and one with three times its channels and units, on nine tenths of the training images, which are
-mirrored at random and not shifted, so that the teacher has to look at each only twice. Tests on the last tenth, which
+mirrored at random and not shifted, so that the teacher has to look at each only twice. Tests on the other tenth, which
 the students do not see and the teacher may have seen: no test image is looked at. Each with three learning rates and
 one seed; the best rate counts, so that differences of less than a point say little.
 """
@@ -48,7 +48,7 @@ class Case(NamedTuple):
 
 
 CASES = [
-    Case("softmax", 20.0, 3),
+    Case("softmax", 20.0, 3),  # the longest
     *(Case(head, temperature) for head in RATES for temperature in (20.0, 4.0, None)),
 ]
 
@@ -72,6 +72,7 @@ def scores_of(teacher: nn.Module, images: Tensor) -> Tensor:
 
 
 def trained(case: Case, images: Tensor, labels: Tensor, scores: Tensor, rate: float, epochs: int) -> Classifier:
+    """A student that has learned from images (n, 3, 32, 32), labels (n,) and a teacher's scores (n, 2, C)."""
     torch.manual_seed(0)
     network = Wide(case.width)
     model = Classifier(network, create_head(case.head, network.num_features, scores.shape[2])).train()
@@ -124,8 +125,9 @@ def markdown(rows: dict[str, dict[str, Any]]) -> str:
     titles = ["head, learns from", "held-out accuracy, %", "of the images it learns from", "rate", "parameters"]
     lines = [titles, ["---", *["--:"] * (len(titles) - 1)]]
     for name, row in rows.items():
-        figures = [f"{row['held_out'][row['rate']]:.1f}", f"{row['training'][row['rate']]:.1f}", row["rate"]]
-        lines.append([name, *figures, f"{row['parameters']:,}"])
+        accuracies = [row[of][row["rate"]] for of in ("held_out", "training")]
+        told = ["diverged" if accuracy is None else f"{accuracy:.1f}" for accuracy in accuracies]
+        lines.append([name, *told, row["rate"], f"{row['parameters']:,}"])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -139,7 +141,10 @@ def main() -> None:
     opened = open_data(options.data, expected_input("lenet5"), torch.device("cpu"))
     images, labels = opened.train.plain(torch.arange(len(opened.train)))
     kept, held = hold_out(labels.numpy(), HELD_OUT, seed=0)
-    scores = scores_of(load_classifier(options.teacher).model, images[kept])
+    teacher = load_classifier(options.teacher)
+    if teacher.classes != opened.classes:
+        parser.error(f"{options.teacher} was not trained on the classes of {options.data}")
+    scores = scores_of(teacher.model, images[kept])
     data, tests = (images[kept], labels[kept], scores), (images[held], labels[held])
     rows: dict[str, dict[str, Any]] = {}
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:  # torch shares tensors with processes
@@ -156,7 +161,8 @@ def main() -> None:
                 "rate": max(held_out, key=lambda rate: held_out[rate] or 0.0),
                 "parameters": next(iter(figures.values())).parameters,
             }
-            print(markdown(rows).splitlines()[-1], flush=True)
+            print(f"{case}: {held_out}", flush=True)
+    print(markdown(rows))
     if options.json:
         made = {"benchmark": "students", "data": options.data, "epochs": options.epochs, "rows": rows}
         write_bytes(options.json, (json.dumps(made | environment(), indent=1) + "\n").encode())

@@ -39,20 +39,26 @@ ON_CIFAR = {"backbone": "cifar_resnet20", "epochs": 200, "batch_size": 128, "wei
 ON_PICTURES = {"backbone": "resnet50", "epochs": 30, "batch_size": 64, "weight_decay": 1e-4, "size": 224}
 
 
+def rates(of_network, times_for_head):
+    return {"learning_rate": of_network, "head_rate": times_for_head}
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"data": "cifar10"}, {**ON_CIFAR, "learning_rate": 0.1, "pretrained": False}),
+        ({"data": "cifar10"}, {**ON_CIFAR, "learning_rate": 0.1, "head_rate": 1.0, "pretrained": False}),
         ({"data": "cifar100", "head": "softmax"}, {**ON_CIFAR, "learning_rate": 0.1, "pretrained": False}),
         ({"data": "cifar10", "backbone": "resnet18"}, {"size": 32, "pretrained": False, "learning_rate": 0.1}),
-        ({"data": "pets"}, {**ON_PICTURES, "learning_rate": 0.03, "pretrained": True}),
-        ({"data": "pets", "head": "linear"}, {"learning_rate": 0.03}),
-        ({"data": "pets", "head": "kernel", "head_options": {"landmarks": 8}}, {"learning_rate": 0.01}),
-        ({"data": "pets", "head": "expansion"}, {"learning_rate": 0.01}),
-        ({"data": "pets", "head": "second_order"}, {"learning_rate": 0.003}),
-        ({"data": "pets", "head": "softmax"}, {**ON_PICTURES, "learning_rate": 0.003, "pretrained": True}),
-        ({"data": "cars", "pretrained": False}, {**ON_PICTURES, "learning_rate": 0.1, "pretrained": False}),
-        ({"data": "pets", "weights": "w"}, {**ON_PICTURES, "learning_rate": 0.03, "pretrained": False}),
+        ({"data": "pets"}, {**ON_PICTURES, **rates(0.01, 10.0), "pretrained": True}),
+        ({"data": "pets", "head": "linear"}, rates(0.01, 10.0)),
+        ({"data": "pets", "head": "kernel", "head_options": {"landmarks": 8}}, rates(0.01, 1.0)),
+        ({"data": "pets", "head": "expansion"}, rates(0.01, 1.0)),
+        ({"data": "pets", "head": "second_order"}, rates(0.003, 1.0)),
+        ({"data": "pets", "head": "softmax"}, {**ON_PICTURES, **rates(0.003, 1.0), "pretrained": True}),
+        ({"data": "cars", "pretrained": False}, {**ON_PICTURES, **rates(0.1, 1.0), "pretrained": False}),
+        ({"data": "pets", "weights": "w"}, {**ON_PICTURES, **rates(0.01, 10.0), "pretrained": False}),
+        ({"data": "pets", "learning_rate": 0.02}, rates(0.02, 10.0)),
+        ({"data": "pets", "head_rate": 3.0}, rates(0.01, 3.0)),
         ({"data": "my", "backbone": "lenet5"}, {"size": 32, "pretrained": False, "learning_rate": 0.1, "epochs": 30}),
         ({"data": "my", "backbone": "timm/test_vit"}, {"size": 160, "pretrained": True}),
         ({"data": "my", "backbone": "timm/test_vit", "size": 96}, {"size": 96}),

@@ -77,7 +77,8 @@ def train(
     batch_size: Annotated[int | None, _option(TRAINING, "Images a step, of all processes together.")] = None,
     learning_rate: Annotated[float | None, _option(TRAINING, "The highest, after the warm-up.")] = None,
     head_rate: Annotated[
-        float | None, _option(TRAINING, "The head's learning rate, as a multiple of the backbone's; 1 unless given.")
+        float | None,
+        _option(TRAINING, "The head's learning rate, as a multiple of the backbone's; 10 or 1, by head and start."),
     ] = None,
     weight_decay: Annotated[float | None, _option(TRAINING, "Of the weights.")] = None,
     momentum: Annotated[float | None, _option(TRAINING, "Of SGD.")] = None,

@@ -15,7 +15,7 @@ PAPERS = 56  # the depth of the paper's table
 DEPTHS = (PAPERS, 20)
 FIRST = 10  # percent that the seed model is trained on
 PERCENTS = (30, 40, 50, 60, 70, 80, 90)
-HEADS = {"SM": "softmax", "Ours": "kernel"}
+HEADS = {"SM": "softmax", "LIN": "linear", "Ours": "kernel"}
 STRATEGIES = ("random", "margin", "k-center")  # of `kernelhead.active`, the paper's three
 
 
@@ -27,26 +27,26 @@ def _subset(depth: int, head: str, strategy: str, percent: int, seed_model: Reci
 
 SEED_MODELS = {depth: _subset(depth, "softmax", "random", FIRST) for depth in DEPTHS}
 
-# What of the learned kernel's gain is the kernel's, and what comes with unit lengths: asked where the gain is largest.
-CONTROL = Cell("30 %", "LIN random ResNet-20", _subset(20, "linear", "random", 30, SEED_MODELS[20]))
+
+def _cell(depth: int, percent: int, column: str, strategy: str) -> Cell:
+    row, recipe = f"{percent} %", _subset(depth, HEADS[column], strategy, percent, SEED_MODELS[depth])
+    published = ("active", row, f"{column} {strategy}") if depth == PAPERS else None
+    return Cell(row, f"{column} {strategy} ResNet-{depth}", recipe, published)
+
 
 ACTIVE = Experiment(
     "active",
     "Active learning, CIFAR-100, ResNet-56 (the paper's Table 6) and ResNet-20",
     (
         *(
-            Cell(
-                f"{percent} %",
-                f"{column} {strategy} ResNet-{depth}",
-                _subset(depth, head, strategy, percent, SEED_MODELS[depth]),
-                ("active", f"{percent} %", f"{column} {strategy}") if depth == PAPERS else None,
-            )
+            _cell(depth, percent, column, strategy)
             for depth in DEPTHS
             for percent in PERCENTS
-            for column, head in HEADS.items()
+            for column in ("SM", "Ours")
             for strategy in STRATEGIES
         ),
-        CONTROL,
+        # What of the learned kernel's gain comes with unit lengths, a scale and no bias: where it was largest at first.
+        _cell(20, 30, "LIN", "random"),
     ),
     CIFAR_PROTOCOLS,
     notes=(
