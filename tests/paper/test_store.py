@@ -333,7 +333,7 @@ def test_counts_have_choices_and_what_is_built_on_each_once(store):
         ("cifar100", 30 + 5 * 4, 30 + 5 * 8),
         ("transfer", 12 * 5, 12 * 9),
         ("distillation", 8 * 8 + 2 * 5, 8 * 15 + 2 * 9),
-        ("active", 84 + 2 + 2 * 4, 84 + 2 + 2 * 8),
+        ("active", 85 + 2 + 3 * 4, 85 + 2 + 3 * 8),
         ("kernels", 6 + 3 * 4, 6 + 3 * 8),
         ("rectification", 8 + 4 * 4, 8 + 4 * 8),
         ("activations", 8 + 4 * 4, 8 + 4 * 8),
