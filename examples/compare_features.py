@@ -1,4 +1,4 @@
-"""Does a kernel head help on some features? Two answers: where classes are told apart by a plane, and where not.
+"""Compare a kernel head with baselines on features, where a plane tells the classes apart and where none does.
 
     python examples/compare_features.py
 
@@ -7,7 +7,7 @@ From the command line: kernelhead compare FEATURES.npz
 
 import numpy as np
 
-from kernelhead.compare import compare
+from kernelhead.sklearn.compare import compare
 
 
 def main() -> None:
@@ -16,7 +16,7 @@ def main() -> None:
     plane = x @ rng.normal(size=8) > 0
     product = x[:, 0] * x[:, 1] > 0
     for name, labels in (("a plane", plane), ("a product", product)):
-        found = compare(x, labels, heads=["kernel"], baselines=["logistic", "knn"])
+        found = compare(x, labels, heads=["estimator"], baselines=["logistic", "knn"])
         print(f"Classes told apart by {name}:\n{found}\n")
 
 

@@ -1,4 +1,4 @@
-"""The kernel head as a scikit-learn classifier: handwritten digits, cross-validated beside an SVM. About ten seconds.
+"""Cross-validate the scikit-learn classifier beside an SVM on handwritten digits, in about ten seconds.
 
 python examples/estimator_digits.py
 """
@@ -23,7 +23,7 @@ def main() -> None:
     print("share of each power in the learned kernel, t .. t^7:", model.alpha_[3:].round(2))
     print("probabilities of the first test digit:", model.predict_proba(x_test[:1]).round(3)[0])
 
-    # An estimator as any other. Degree 1 is the linear kernel.
+    # It works in a grid search like any estimator. Degree 1 is the linear kernel.
     search = GridSearchCV(KernelHeadClassifier(random_state=0), {"degree": [1, 7]}, cv=3).fit(x_train, y_train)
     print(f"degree {search.best_params_['degree']}: {100 * search.score(x_test, y_test):.2f} % of the test digits")
 

@@ -15,7 +15,7 @@ import onnxruntime
 import torch
 from torch import nn
 
-from kernelhead import KernelClassifier
+from kernelhead import PrototypeHead
 from kernelhead.export import export_onnx, export_pt2
 
 CLASSES = ["circle", "square", "triangle"]
@@ -29,14 +29,14 @@ def main(folder: Path) -> None:
         nn.Conv2d(8, 16, 5, stride=2),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
-        KernelClassifier(16, len(CLASSES), prototypes=2),
+        PrototypeHead(16, len(CLASSES), prototypes=2),
     )
     example = torch.zeros(1, 1, 28, 28)
     metadata = {"classes": CLASSES, "mean": [0.5], "std": [0.25]}
     written = export_onnx(network, folder / "shapes.onnx", example, input_name="images", metadata=metadata)
     print(f"{written.path.name}: {written.bytes} bytes, differs from PyTorch by at most {written.difference:.1e}")
 
-    # From here on neither torch nor kernelhead is needed. The batch may be of any size.
+    # The rest needs neither torch nor kernelhead. The batch may be of any size.
     session = onnxruntime.InferenceSession(written.path)
     known = {key: json.loads(value) for key, value in session.get_modelmeta().custom_metadata_map.items()}
     pixels = np.random.default_rng(0).random((5, 1, 28, 28), dtype=np.float32)

@@ -6,12 +6,12 @@ python examples/inspect_head.py
 import torch
 from torch.nn import functional as F
 
-from kernelhead import KernelClassifier, parameter_groups
+from kernelhead import PrototypeHead, parameter_groups
 from kernelhead.metrics import accuracy
 
 
 def draw(count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two classes of three clusters each on the sphere in 3 dimensions, around the six ends of the axes."""
+    """Draw two classes of three clusters each on the sphere in 3 dimensions, around the six ends of the axes."""
     centers = torch.cat([torch.eye(3), -torch.eye(3)])
     cluster = torch.randint(6, (count,), generator=generator)
     points = centers[cluster] + 0.25 * torch.randn(count, 3, generator=generator)
@@ -24,7 +24,7 @@ def main() -> None:
     x, y = draw(2000, generator)
     x_test, y_test = draw(2000, generator)
 
-    head = KernelClassifier(3, 2, prototypes=5)
+    head = PrototypeHead(3, 2, prototypes=5, aggregate="logsumexp")
     optimizer = torch.optim.SGD(parameter_groups(head, weight_decay=1e-4), lr=0.1, momentum=0.9)
     for _ in range(300):
         loss = F.cross_entropy(head(x), y)
@@ -33,10 +33,10 @@ def main() -> None:
         optimizer.step()
     head.eval()
 
-    # The kernel, what each term is worth, and which of the five prototypes of a class are in use.
+    # Show the kernel, the worth of each term, and which of the five prototypes of a class are in use.
     print(head.describe(x))
 
-    # For inference: weights of unit length, no dead terms; with a tolerance also without what changes no logit by more.
+    # Freeze it for inference. A tolerance also leaves out terms that change no logit by more.
     with torch.no_grad():
         logits = head(x_test)
         print(f"\nhead: degree {head.degree}, accuracy {accuracy(logits, y_test):.1f} %")

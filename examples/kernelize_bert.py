@@ -1,8 +1,9 @@
-"""A small BERT with a kernel head under the Trainer of transformers, on made-up texts. A few seconds on a CPU.
+"""Train a small BERT with landmarks by the Trainer of transformers, in a few seconds on a CPU.
 
     python examples/kernelize_bert.py
 
-With `AutoModelForSequenceClassification.from_pretrained(...)` in the place of the small BERT, the rest stays as it is.
+The texts are synthetic, of different lengths and padded: the head averages over the tokens that the attention mask
+names. `AutoModelForSequenceClassification.from_pretrained(...)` can replace the small BERT.
 """
 
 import tempfile
@@ -15,24 +16,27 @@ from transformers import BertConfig, BertForSequenceClassification, Trainer, Tra
 from kernelhead import kernelize
 from kernelhead.surgery import changes
 
-WORDS, LENGTH, CLASSES = 50, 10, 3
+WORDS, SHORTEST, LONGEST, CLASSES = 50, 3, 10, 3
 
 
 class Texts(Dataset[dict[str, Tensor]]):
-    """Random words, of which one, at a random place, tells the class."""
+    """Random words. One of them, at a random position, tells the class."""
 
     def __init__(self, samples: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
-        self.words = torch.randint(CLASSES + 1, WORDS, (samples, LENGTH), generator=generator)
+        self.words = torch.randint(CLASSES + 1, WORDS, (samples, LONGEST), generator=generator)
         self.labels = torch.randint(CLASSES, (samples,), generator=generator)
-        places = torch.randint(1, LENGTH, (samples,), generator=generator)
-        self.words[torch.arange(samples), places] = self.labels + 1
+        lengths = torch.randint(SHORTEST, LONGEST + 1, (samples,), generator=generator)
+        positions = (torch.rand(samples, generator=generator) * lengths).long()
+        self.words[torch.arange(samples), positions] = self.labels + 1
+        self.mask = (torch.arange(LONGEST) < lengths[:, None]).long()
+        self.words *= self.mask  # 0 is padding
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"input_ids": self.words[index], "labels": self.labels[index]}
+        return {"input_ids": self.words[index], "attention_mask": self.mask[index], "labels": self.labels[index]}
 
 
 def main() -> float:
@@ -41,7 +45,7 @@ def main() -> float:
     config = BertConfig(
         vocab_size=WORDS, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
     )
-    model = kernelize(BertForSequenceClassification(config), CLASSES)
+    model = kernelize(BertForSequenceClassification(config), CLASSES, landmarks=64)
     print(changes(model))
 
     with tempfile.TemporaryDirectory() as folder:

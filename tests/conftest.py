@@ -1,72 +1,64 @@
-"""Shared by all tests: fixed seeds, one thread, and hypothesis without deadlines or a database of its own."""
+"""Shared by the tests of the library: a folder of images, networks that are quick on them, a group of processes."""
 
-import os
-import signal
+import sys
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
 
-from kernelhead.results import save_result
-
-settings.register_profile("kernelhead", deadline=None, derandomize=True, database=None)
-settings.load_profile("kernelhead")
-# A virtual machine may name instructions for matrices (AMX) that it has not: a product in bfloat16 ends the process
-# then. This is read by the first product, here and in what tests start.
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
-torch.set_num_threads(1)  # the tensors are tiny: threads only wait for each other, and for other test processes
+IMAGE_NETWORKS = """
+from torch import nn
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
+class Tiny(nn.Module):
+    expected_input = (16, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+
+    def __init__(self, dropout=0.0, norm=nn.BatchNorm2d):
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), norm(8), nn.GELU(), nn.Conv2d(8, 12, 3))
+        self.bn, self.drop = norm(12), nn.Dropout(dropout)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(12, 5)
+
+    def forward(self, images):
+        return self.fc(self.pool(self.drop(self.bn(self.features(images)))).flatten(1))
 
 
-@pytest.fixture(autouse=True)
-def _signals():
-    """An interrupted command ignores further signals, as it is leaving; what a test starts would inherit that."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+def tiny():
+    return Tiny()
 
 
-@pytest.fixture
-def rng():
-    return np.random.default_rng(0)
+def dropped():
+    return Tiny(dropout=0.3)
+
+
+def grouped():
+    return Tiny(norm=lambda channels: nn.GroupNorm(2, channels))
+"""
+COLOURS = {"blue": (60, 60, 170), "green": (60, 170, 60), "red": (170, 60, 60)}
 
 
 @pytest.fixture(scope="session")
-def write_runs():
-    """Result files of a recipe as if it had been trained: `write_runs(store, recipe, protocol, {seed: accuracy}, ..)`.
+def colours(tmp_path_factory):
+    """A folder to work in: `images` has a class folder of 20 images per colour; `tiny_networks` can be imported."""
+    from PIL import Image
 
-    Its candidates come first: the smallest rate with the largest decay was the best. More is added to final results.
-    """
+    folder = tmp_path_factory.mktemp("colours")
+    random = np.random.default_rng(0)
+    for name, colour in COLOURS.items():
+        (folder / "images" / name).mkdir(parents=True)
+        for index in range(20):
+            pixels = np.array(colour) + random.integers(-60, 60, size=(20 + index % 3, 20, 3))
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / "images" / name / f"{index}.png")
+    (folder / "tiny_networks.py").write_text(IMAGE_NETWORKS)
+    sys.path.insert(0, str(folder))
+    yield folder
+    sys.path.remove(str(folder))
 
-    def save(path, recipe, seed, accuracy, **more):
-        result = {
-            "experiment": recipe.data,
-            "method": recipe.key,
-            "seed": seed,
-            "config": {"backbone": recipe.backbone, "head": recipe.head},
-            "images": {"train": 9, "test": 9, "left_out": 0},
-            "curve": {"loss": [1.0], "accuracy": [1.0]},
-            "parameters": {"backbone": 1, "head": 6500},
-            "seconds": 1.0,
-            "accuracy": accuracy,
-        }
-        if accuracy is not None:
-            result |= {"nll": 2 - accuracy / 100, "ece": 12.3}
-        save_result(path, {**result, **more})
 
-    def write(store, recipe, protocol, by_seed, **more):
-        for candidate in protocol.candidates():
-            path = store.choice_path(recipe.chooser, protocol, candidate)
-            if not path.exists():
-                preferred = 1e4 * candidate.weight_decay - candidate.learning_rate
-                save(path, recipe.chooser, 0, 50 + preferred, seconds=more.get("seconds", 1.0))
-        for seed, accuracy in by_seed.items():
-            save(store.result_path(recipe, protocol, seed), recipe, seed, accuracy, **more)
-
-    return write
+@pytest.fixture
+def one_process(tmp_path):
+    """A process group of this process alone."""
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()

@@ -1,7 +1,5 @@
 """The mathematics of kernels.py against NumPy in float64 and closed forms."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 import torch
@@ -46,19 +44,9 @@ def test_series_keeps_the_shape_of_t(rng, shape):
     np.testing.assert_allclose(value, P.polyval(t, alpha[2:]), rtol=1e-13)
 
 
-@pytest.mark.parametrize("tolerance", [1e-9, 1e-4, 0.1])
-@pytest.mark.parametrize("sign", [1, -1])
-def test_tolerance_says_what_counts_as_an_end_point(tolerance, sign):
-    alpha = np.array([5.0, 3.0, 0.5, 0.25])
-    t = sign * (1 - tolerance * np.array([-0.5, 0, 0.5, 2, 10]))
-    inside = np.array([1, 1, 1, 0, 0])
-    value = kernels.series(torch.from_numpy(t), torch.from_numpy(alpha), tolerance=tolerance)
-    np.testing.assert_allclose(value, 0.5 + 0.25 * t + inside * (5 + sign * 3), rtol=1e-13)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("width", [1, 2, 3, 64, 512, 4096])
-def test_default_tolerance_recognises_equal_and_opposite_vectors(dtype, width):
+def test_end_points_recognise_equal_and_opposite_vectors(dtype, width):
     x = torch.randn(100, width, dtype=dtype)
     scales = torch.rand(100, 1, dtype=dtype) * 10 + 0.01
     unit, same = (v / torch.linalg.vector_norm(v, dim=1, keepdim=True) for v in (x, scales * x))
@@ -68,7 +56,7 @@ def test_default_tolerance_recognises_equal_and_opposite_vectors(dtype, width):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_default_tolerance_is_no_wider_than_rounding(dtype):
+def test_end_points_are_no_wider_than_rounding(dtype):
     t = torch.tensor([1 - 100 * torch.finfo(dtype).eps, 0.999, 0.0, -0.999], dtype=dtype)
     assert (kernels.end_points(t) == 0).all()
 
@@ -85,58 +73,35 @@ def test_end_point_terms_give_no_gradient_to_t_and_a_full_one_to_alpha():
 @pytest.mark.parametrize("degree", [0, 1, 2, 7, 20])
 def test_derivative_is_that_of_the_polynomial(rng, degree):
     alpha = rng.uniform(0, 1, degree + 3)
-    derivative = kernels.series_derivative(torch.from_numpy(GRID), torch.from_numpy(alpha))
+    coefficients = kernels.derivative_coefficients(torch.from_numpy(alpha))
+    derivative = kernels.horner(torch.from_numpy(GRID), coefficients)
     np.testing.assert_allclose(derivative, P.polyval(GRID, P.polyder(alpha[2:])), rtol=1e-12, atol=1e-12)
-
-
-def test_derivative_is_what_autograd_finds():
-    t = torch.linspace(-1, 1, 50, dtype=torch.float64, requires_grad=True)
-    alpha = torch.rand(10, dtype=torch.float64)
-    (slope,) = torch.autograd.grad(kernels.series(t, alpha).sum(), t)
-    torch.testing.assert_close(kernels.series_derivative(t, alpha).detach(), slope)
 
 
 # --- fixed kernels ----------------------------------------------------------------------------------------------------
 
 
-def test_fixed_kernels_are_their_formulas_on_vectors(rng):
-    u, v = unit_rows(rng, 50, 5), unit_rows(rng, 50, 5)
-    dots, squares = (u * v).sum(1), ((u - v) ** 2).sum(1)
-    t = torch.from_numpy(dots)
-    np.testing.assert_array_equal(kernels.linear(t), dots)
-    for degree in (1, 2, 10):
-        np.testing.assert_allclose(kernels.polynomial(t, degree), (1 + dots) ** degree / 2**degree, rtol=1e-12)
-    np.testing.assert_allclose(kernels.polynomial(t), (0.5 + 0.5 * dots) ** 10, rtol=1e-12)
-    for gamma in (0.1, 1.0, 7.0):
-        np.testing.assert_allclose(kernels.rbf(t, gamma), np.exp(-gamma * squares), rtol=1e-12)
-    np.testing.assert_allclose(kernels.rbf(t), np.exp(-squares), rtol=1e-12)
-
-
+@pytest.mark.parametrize("width", [2, 5])
 @pytest.mark.parametrize(
-    ("alpha", "formula", "close"),
+    ("options", "formula", "close"),
     [
-        (kernels.linear_coefficients(), lambda t: t, 1e-15),
-        *((kernels.polynomial_coefficients(d), lambda t, d=d: ((1 + t) / 2) ** d, 1e-14) for d in (1, 2, 3, 10)),
-        *((kernels.rbf_coefficients(g), lambda t, g=g: np.exp(2 * g * (t - 1)), 2e-9) for g in (0.05, 1, 5, 50, 400)),
+        (("cosine", 7, 1.0), lambda dots, squares: dots, 1e-14),
+        *((("polynomial", d, 1.0), lambda dots, _, d=d: (1 + dots) ** d / 2**d, 1e-13) for d in (1, 2, 3, 10)),
+        *((("rbf", 7, g), lambda _, squares, g=g: np.exp(-g * squares), 2e-9) for g in (0.05, 1, 5, 50, 400)),
     ],
 )
-def test_coefficients_reproduce_the_fixed_kernels(alpha, formula, close):
+def test_fixed_kernels_are_their_formulas_on_vectors(rng, width, options, formula, close):
+    u, v = unit_rows(rng, 50, width), unit_rows(rng, 50, width)
+    dots, squares = (u * v).sum(1), ((u - v) ** 2).sum(1)
+    alpha = kernels.fixed_coefficients(*options)
     assert alpha.dtype == torch.float64
     assert (alpha >= 0).all()
     assert alpha[:2].tolist() == [0, 0]
-    np.testing.assert_allclose(P.polyval(GRID, alpha.numpy()[2:]), formula(GRID), rtol=0, atol=close)
+    np.testing.assert_allclose(P.polyval(dots, alpha.numpy()[2:]), formula(dots, squares), rtol=0, atol=close)
 
 
-@pytest.mark.parametrize("gamma", [0.3, 1.0, 4.0])
-def test_power_series_of_the_gaussian_converges_within_its_remainder(gamma):
-    errors = []
-    for degree in range(1, 30):
-        alpha = kernels.rbf_coefficients(gamma, degree).numpy()
-        assert alpha.shape == (degree + 3,)
-        errors.append(np.abs(P.polyval(GRID, alpha[2:]) - np.exp(2 * gamma * (GRID - 1))).max())
-        assert errors[-1] <= 1 - alpha.sum() + 1e-14
-    assert all(later < earlier or later < 1e-14 for earlier, later in pairwise(errors))
-    assert errors[-1] < 1e-5 * errors[0]
+def test_other_kernels_are_not_fixed():
+    assert kernels.fixed_coefficients("learned", 7, 1.0) is None
 
 
 # --- positive definiteness --------------------------------------------------------------------------------------------
@@ -169,21 +134,7 @@ def test_one_negative_coefficient_breaks_positive_definiteness(negative):
     assert smallest_eigenvalue(points, alpha) == pytest.approx(-2, abs=1e-12)
 
 
-# --- truncation -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("whole", [1, 5, 12, 13])
-@pytest.mark.parametrize("degree", [0, 1, 4, 5, 12])
-def test_truncation_error_is_bounded_by_what_is_cut(rng, whole, degree):
-    alpha = rng.uniform(0, 1, whole + 3)
-    short = kernels.truncate(torch.from_numpy(alpha), degree).numpy()
-    assert short.shape == (min(whole, degree) + 3,)
-    np.testing.assert_array_equal(short[2:], alpha[2 : degree + 3])
-    error = np.abs(expected_series(GRID, short, 1e-9) - expected_series(GRID, alpha, 1e-9))
-    inner = np.abs(GRID) < 1
-    bound = np.abs(GRID) ** (degree + 1) * alpha[degree + 3 :].sum()
-    assert (error[inner] <= bound[inner] + 1e-13).all()
-    np.testing.assert_allclose(error[~inner], 0, atol=1e-13)
+# --- end points -------------------------------------------------------------------------------------------------------
 
 
 def test_high_powers_tend_to_the_end_point_kernels():
@@ -193,11 +144,51 @@ def test_high_powers_tend_to_the_end_point_kernels():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_has_no_end_points_unless_asked(dtype):
+def test_half_precision_has_no_end_points(dtype):
     t, alpha = torch.tensor([0.96875, -1.0], dtype=dtype), torch.ones(5, dtype=dtype)
     plain = 1 + t.double() + t.double() ** 2
     torch.testing.assert_close(kernels.series(t, alpha).double(), plain, rtol=2e-2, atol=2e-2)
-    asked = kernels.series(t, alpha, tolerance=0.01).double()
-    torch.testing.assert_close(asked, plain + torch.tensor([0.0, 1.0 - 1.0]), rtol=2e-2, atol=2e-2)
-    asked = kernels.series(-t, alpha, tolerance=0.01).double()
-    assert asked[1] == pytest.approx(3 + 2)
+
+
+# --- raw parameters -> coefficients -----------------------------------------------------------------------------------
+
+ACTIVATIONS = {
+    "relu": lambda raw: np.maximum(raw, 0),
+    "sigmoid": lambda raw: 1 / (1 + np.exp(-raw)),
+    "softmax": lambda raw: np.exp(raw) / np.exp(raw).sum(),
+    "softplus": lambda raw: np.log1p(np.exp(raw)),
+    "none": lambda raw: raw,
+}
+TEMPERATURES = {"relu": 1, "sigmoid": 0.1, "softmax": 0.005, "softplus": 1, "none": 1}
+
+
+def test_every_activation_is_covered():
+    assert set(kernels.ACTIVATIONS) == set(ACTIVATIONS)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activation_is_its_formula(rng, name):
+    raw = rng.normal(0, 3, 50)
+    alpha = kernels.activation(name).apply(torch.from_numpy(raw)).numpy()
+    np.testing.assert_allclose(alpha, ACTIVATIONS[name](raw), rtol=1e-12)
+    assert (alpha >= 0).all() == (name != "none")
+
+
+@pytest.mark.parametrize("name", TEMPERATURES)
+def test_temperature_is_the_papers(name):
+    assert kernels.activation(name).temperature == TEMPERATURES[name]
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_bounded_means_that_large_raw_values_give_small_coefficients(name):
+    largest = kernels.activation(name).apply(torch.full((10,), 1e4)).max().item()
+    assert kernels.activation(name).bounded == (largest <= 1)
+
+
+def test_raw_values_start_at_one():
+    assert kernels.INITIAL_RAW == 1
+
+
+def test_an_unknown_activation_lists_the_known_ones():
+    with pytest.raises(ValueError, match=r"unknown coefficients 'tanh'; choose one of relu, sigmoid, softmax, .*none$"):
+        kernels.activation("tanh")

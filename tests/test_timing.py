@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from kernelhead import timing
 from kernelhead.cli import app
-from kernelhead.timing import PEER, Problem, kept_bytes, measure, medians
+from kernelhead.timing import BASELINE, kept_bytes, make_heads, measure, medians
 
 
 class Clock:
@@ -59,35 +59,31 @@ def test_what_autograd_keeps():
 
 
 def test_heads_of_vectors():
-    heads = Problem(16, 10, 5, landmarks=7, prototypes=3).heads()
+    heads = make_heads(16, 10, None, 7, 3)
     shapes = {name: head(torch.randn(5, 16)).shape for name, head in heads.items()}
-    assert list(shapes) == [PEER, "kernel", "kernel, 3 prototypes", "kernel, 7 landmarks"]
+    assert list(shapes) == [BASELINE, "kernel", "prototypes", "landmarks"]
     assert set(shapes.values()) == {(5, 10)}
     assert [head.weight.shape[0] for head in list(heads.values())[1:]] == [10, 30, 7]
 
 
-def test_heads_of_places(monkeypatch):
-    problem = Problem(16, 10, 5, places=4, landmarks=7)
-    features, target = problem.draw(torch.device("cpu"))
-    assert (features.shape, target.shape) == ((5, 16, 4, 1), (5,))
-    heads = problem.heads()
-    assert {name: head(features).shape for name, head in heads.items()} == dict.fromkeys(heads, (5, 10))
-    assert next(iter(heads)) == PEER
-    assert len(heads) == 5
-    linear = heads[PEER].head
-    torch.testing.assert_close(heads[PEER](features), linear(features.sum((2, 3)) / 4))
-    monkeypatch.setattr(timing, "MOST_WEIGHTS", 16 * 16 * 10 - 1)
-    assert set(heads) - set(problem.heads()) == {"second-order pooling"}
+def test_heads_of_positions(monkeypatch):
+    features = torch.randn(5, 16, 4, 1)
+    heads = make_heads(16, 10, 4, 7, 4)
+    assert list(heads) == [BASELINE, "expansion", "attentive", "second_order", "landmarks"]
+    assert all(heads[name](features).shape == (5, 10) for name in heads if heads[name].pools)
+    assert [name for name in heads if not heads[name].pools] == [BASELINE]
+    monkeypatch.setattr(timing, "MAX_WEIGHTS", 16 * 16 * 10 - 1)
+    assert set(heads) - set(make_heads(16, 10, 4, 7, 4)) == {"second_order"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("places", [None, 4])
-def test_costs(places, dtype):
-    problem = Problem(16, 10, 5, places=places, landmarks=7)
-    costs = measure(problem, torch.device("cpu"), dtype, 0.01)
-    assert [cost.head for cost in costs] == list(problem.heads())
-    assert costs[0].parameters == 16 * 10 + 10
-    assert all(min(cost.training_ms, cost.inference_ms, cost.kept_bytes) > 0 for cost in costs)
+@pytest.mark.parametrize("positions", [None, 4])
+def test_costs(positions, dtype):
+    heads = make_heads(16, 10, positions, 7, 4)
+    costs = measure(heads, torch.randn(5, 16, *((positions, 1) if positions else ())), dtype, 0.01)
+    assert [cost["head"] for cost in costs] == list(heads)
+    assert costs[0]["parameters"] == 16 * 10 + 10
+    assert all(min(cost["training_ms"], cost["inference_ms"], cost["kept_bytes"]) > 0 for cost in costs)
 
 
 def test_the_command():
@@ -95,25 +91,21 @@ def test_the_command():
     shown = CliRunner().invoke(app, ["bench", *sizes])
     assert shown.exit_code == 0, shown.output
     assert "4 x 16 features, 10 classes, float32" in " ".join(shown.stdout.split())
-    (line,) = [line for line in shown.stdout.splitlines() if PEER in line and "170" in line]
+    (line,) = [line for line in shown.stdout.splitlines() if BASELINE in line and "170" in line]
     cells = [cell.strip() for cell in line.split("│")[1:-1]]
-    assert cells[:2] == [PEER, "170"]
+    assert cells[:2] == [BASELINE, "170"]
     assert cells[3] == cells[5] == "1.00"  # its ratios to itself
-    done = CliRunner().invoke(app, ["bench", *sizes, "--places", "9", "--dtype", "bfloat16", "--json"])
+    done = CliRunner().invoke(app, ["bench", *sizes, "--positions", "9", "--dtype", "bfloat16", "--json"])
     found = json.loads(done.stdout)
-    assert (found["places"], found["dtype"], found["device"]) == (9, "bfloat16", "cpu")
-    assert [cost["head"] for cost in found["heads"]] == list(Problem(16, 10, 4, places=9).heads())
-
-
-def test_one_prototype_is_no_head_of_its_own():
-    assert list(Problem(16, 10, 5, prototypes=1).heads()) == [PEER, "kernel", "kernel, 512 landmarks"]
+    assert (found["positions"], found["dtype"], found["device"]) == (9, "bfloat16", "cpu")
+    assert [cost["head"] for cost in found["heads"]] == list(make_heads(16, 10, 9, 7, 4))
 
 
 def test_more_memory_than_there_is():
     sizes = ["--features", str(2**24), "--classes", str(2**24), "--device", "cpu"]
     failed = CliRunner().invoke(app, ["bench", *sizes])
     assert isinstance(failed.exception, MemoryError)
-    assert str(failed.exception) == "heads of this size need more memory than there is here: make something smaller"
+    assert str(failed.exception).endswith("need more memory than there is; make one of them smaller")
 
 
 def test_a_dtype_that_nobody_knows():

@@ -5,11 +5,12 @@ Every radial kernel that is positive definite on every sphere is (Schoenberg; th
     k(t) = sum_{m >= 0} a_m t^m  +  a_{-1} ([t = 1] - [t = -1])  +  a_{-2} [t = 1 or t = -1],     all a >= 0.
 
 Coefficients are always a vector `alpha` of length M + 3, ordered a_{-2}, a_{-1}, a_0 .. a_M. The linear, polynomial
-and Gaussian kernels are points of the same cone: `*_coefficients` gives each as such a vector.
+and Gaussian kernels are points of the same cone: `fixed_coefficients` gives each as such a vector.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,123 +19,111 @@ from torch.nn import functional as F
 END_POINTS = 2  # how many coefficients of alpha stand before a_0
 
 
-def default_tolerance(dtype: torch.dtype) -> float:
+def rounding(dtype: torch.dtype) -> float:
     """How far from +-1 a cosine of equal or opposite vectors may land by rounding: 64 machine epsilons."""
     return 64 * torch.finfo(dtype).eps
 
 
-def end_points(t: Tensor, tolerance: float | None = None) -> Tensor:
-    """The kernel k_odd(t) = [t = 1] - [t = -1], up to `tolerance`. Its square is k_even. No gradient flows to t."""
-    if tolerance is None:
-        tolerance = default_tolerance(t.dtype)
-    return F.hardshrink(t.detach(), 1 - tolerance).sign()
+def end_points(t: Tensor) -> Tensor:
+    """The kernel k_odd(t) = [t = 1] - [t = -1], up to rounding. Its square is k_even. No gradient flows to t."""
+    return F.hardshrink(t.detach(), 1 - rounding(t.dtype)).sign()
 
 
-def horner(t: Tensor, coefficients: Sequence[Tensor], *, in_place: bool = False) -> Tensor:
+def horner(t: Tensor, coefficients: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor:
     """sum_m c_m t^m by Horner's rule. t (...), coefficients c_0 .. c_M, each () -> (...).
 
-    `in_place` works in one buffer, which stays in the cache; autograd cannot follow it.
+    All steps work in the buffer `out`, which stays in the cache; autograd cannot follow them.
     """
     if len(coefficients) < 2:
-        return torch.zeros_like(t) + sum(coefficients)
+        constant = torch.zeros_like(t) + sum(coefficients)
+        return constant if out is None else out.copy_(constant)
     # The first step as two scalar operations: torch is slower at one addcmul with two scalars.
-    value = torch.mul(t, coefficients[-1])
-    buffer = value if in_place else None
-    value = torch.add(value, coefficients[-2], out=buffer)
+    value = torch.add(torch.mul(t, coefficients[-1], out=out), coefficients[-2], out=out)
     for coefficient in reversed(coefficients[:-2]):
-        value = torch.addcmul(coefficient, value, t, out=buffer)
+        value = torch.addcmul(coefficient, value, t, out=out)
     return value
 
 
-def power_series(t: Tensor, alpha: Tensor, *, in_place: bool = False) -> Tensor:
+def power_series(t: Tensor, alpha: Tensor, *, out: Tensor | None = None) -> Tensor:
     """sum_m a_m t^m, the kernel without its end-point terms. t (...), alpha (M + 3,) -> (...)."""
-    return horner(t, alpha.unbind()[END_POINTS:], in_place=in_place)
+    return horner(t, alpha.unbind()[END_POINTS:], out=out)
 
 
-def series(t: Tensor, alpha: Tensor, *, tolerance: float | None = None, in_place: bool = False) -> Tensor:
+def series(t: Tensor, alpha: Tensor, *, ends: bool = True, out: Tensor | None = None) -> Tensor:
     """The kernel k(t) of the paper's equation 8. t (...), alpha (M + 3,) -> (...).
 
-    `tolerance`: t counts as +-1 where it is within that of +-1; None is 64 machine epsilons of t's dtype. In half
-    precision that would be half of the interval: a rounded cosine cannot tell t = 1 from its neighbours, and with None
-    the end-point terms count as zero there.
+    The end-point terms count as zero without `ends`, and in half precision: a rounded cosine cannot tell t = 1 from its
+    neighbours.
     """
-    if tolerance is None and t.dtype in (torch.float16, torch.bfloat16):
-        return power_series(t, alpha, in_place=in_place)
-    odd = end_points(t, tolerance)
-    value = power_series(t, alpha, in_place=in_place)
-    return torch.addcmul(value, odd, torch.addcmul(alpha[1], odd, alpha[0]))
+    value = power_series(t, alpha, out=out)
+    if not ends or t.dtype in (torch.float16, torch.bfloat16):
+        return value
+    odd = end_points(t)
+    return torch.addcmul(value, odd, torch.addcmul(alpha[1], odd, alpha[0]), out=out)
 
 
-def series_derivative(t: Tensor, alpha: Tensor) -> Tensor:
-    """k'(t) = sum_m m a_m t^(m - 1) by Horner's rule. The end-point terms have no derivative to give."""
+def derivative_coefficients(alpha: Tensor) -> Tensor:
+    """The coefficients m a_m, m = 1 .. M, of k'(t) in powers of t from t^0 on. alpha (M + 3,) -> (M,)."""
     powers = alpha[END_POINTS + 1 :]
-    orders = torch.arange(1, powers.shape[0] + 1, dtype=alpha.dtype, device=alpha.device)
-    return horner(t, (powers * orders).unbind())
+    return powers * torch.arange(1, powers.shape[0] + 1, dtype=alpha.dtype, device=alpha.device)
 
 
-def linear(t: Tensor) -> Tensor:
-    """The linear kernel, k(t) = t."""
-    return t
+def fixed_coefficients(kernel: str, degree: int, gamma: float) -> Tensor | None:
+    """The kernel called `kernel`, if it is a fixed one with k(1) = 1, as alpha; `degree` is the polynomial's, M.
+
+    - "cosine": k(t) = t, the linear kernel on unit vectors.
+    - "polynomial": k(t) = ((1 + t) / 2)^M, so that a_m is a binomial coefficient over 2^M.
+    - "rbf": the Gaussian k(t) = exp(-2 gamma (1 - t)), by `rbf_coefficients`.
+    """
+    if kernel == "rbf":
+        return rbf_coefficients(gamma)
+    if kernel == "polynomial":
+        powers = [math.comb(degree, m) / 2**degree for m in range(degree + 1)]
+        return torch.tensor([0.0, 0.0, *powers], dtype=torch.float64)
+    return torch.tensor([0.0, 0.0, 0.0, 1.0], dtype=torch.float64) if kernel == "cosine" else None
 
 
-def polynomial(t: Tensor, degree: int = 10) -> Tensor:
-    """The inhomogeneous polynomial kernel scaled to k(1) = 1, k(t) = ((1 + t) / 2)^degree."""
-    return ((1 + t) / 2) ** degree
+def rbf_coefficients(gamma: float) -> Tensor:
+    """The Gaussian exp(-gamma |u - v|^2) on the unit sphere: a_m = exp(-2 gamma) (2 gamma)^m / m!, as alpha.
 
-
-def rbf(t: Tensor, gamma: float = 1.0) -> Tensor:
-    """The Gaussian kernel exp(-gamma |u - v|^2) on the unit sphere, k(t) = exp(-2 gamma (1 - t))."""
-    return torch.exp(2 * gamma * (t - 1))
-
-
-def linear_coefficients() -> Tensor:
-    """`linear` as alpha (4,)."""
-    return torch.tensor([0.0, 0.0, 0.0, 1.0], dtype=torch.float64)
-
-
-def polynomial_coefficients(degree: int = 10) -> Tensor:
-    """`polynomial` as alpha (degree + 3,): binomial coefficients over 2^degree."""
-    powers = [math.comb(degree, m) / 2**degree for m in range(degree + 1)]
-    return torch.tensor([0.0, 0.0, *powers], dtype=torch.float64)
-
-
-def rbf_coefficients(gamma: float = 1.0, degree: int | None = None) -> Tensor:
-    """`rbf` as alpha (degree + 3,): a_m = exp(-2 gamma) (2 gamma)^m / m!.
-
-    The terms left out add up to no more than 1 - sum(alpha). `degree=None` takes as many as it needs for that to
-    fall below 1e-9, which float32 cannot tell from the Gaussian itself.
+    The terms left out add up to less than 1e-9, which float32 cannot tell from zero.
     """
     powers: list[float] = []
     remainder = 1.0
-    while len(powers) <= degree if degree is not None else remainder > 1e-9:
+    while remainder > 1e-9:
         m = len(powers)
         powers.append(math.exp(-2 * gamma + m * math.log(2 * gamma) - math.lgamma(m + 1)))
         remainder -= powers[-1]
-        if degree is None and m > 2 * gamma and powers[-1] < 1e-12:  # rounding of the sum itself, at large gamma
+        if m > 2 * gamma and powers[-1] < 1e-12:  # rounding of the sum itself, at large gamma
             break
     return torch.tensor([0.0, 0.0, *powers], dtype=torch.float64)
 
 
-def fixed_coefficients(kernel: str, degree: int, gamma: float) -> Tensor | None:
-    """The coefficients of the fixed kernel called "linear", "polynomial" or "rbf", up to its scale; None for others."""
-    if kernel == "linear":
-        return linear_coefficients()
-    if kernel == "polynomial":
-        return polynomial_coefficients(degree)
-    if kernel == "rbf":
-        return rbf_coefficients(gamma)
-    return None
+@dataclass(frozen=True)
+class Activation:
+    """How a raw vector becomes coefficients, and what goes with it."""
+
+    apply: Callable[[Tensor], Tensor]
+    temperature: float  # the divisor of the logits, unless the user says otherwise
+    bounded: bool  # whether the coefficients stay bounded on their own; where they don't, weight decay bounds them
 
 
-def truncate(alpha: Tensor, degree: int) -> Tensor:
-    """Cut a series at `degree`, giving the weight of what is cut to the end-point kernels it approaches.
+INITIAL_RAW = 1.0  # the paper's start: raw values all one, whatever the activation
 
-    As m grows, t^m tends to k_even for even m and to k_odd for odd m (the proof of the paper's Theorem 4.3), so the
-    cut terms go to a_{-2} and a_{-1}. The result agrees with the whole series at t = +-1, and elsewhere to within
-    |t|^(degree + 1) times the sum of the coefficients cut.
-    """
-    kept, cut = alpha[: END_POINTS + degree + 1], alpha[END_POINTS + degree + 1 :]
-    first_is_odd = (degree + 1) % 2 == 1
-    odd, even = (cut[0::2], cut[1::2]) if first_is_odd else (cut[1::2], cut[0::2])
-    moved = torch.stack([even.sum(), odd.sum()])
-    return torch.cat([kept[:END_POINTS] + moved, kept[END_POINTS:]])
+
+ACTIVATIONS = {
+    "relu": Activation(torch.relu, temperature=1.0, bounded=False),
+    "sigmoid": Activation(torch.sigmoid, temperature=0.1, bounded=True),
+    "softmax": Activation(lambda raw: torch.softmax(raw, dim=-1), temperature=0.005, bounded=True),
+    # Not in the paper. A relu coefficient that turns negative has no gradient and stays dead; softplus has no such end.
+    "softplus": Activation(F.softplus, temperature=1.0, bounded=False),
+    # No constraint: the kernel may lose positive definiteness. Kept for the paper's Table 9, where it is unstable.
+    "none": Activation(lambda raw: raw, temperature=1.0, bounded=False),
+}
+
+
+def activation(name: str) -> Activation:
+    """The activation called `name`."""
+    if name not in ACTIVATIONS:
+        raise ValueError(f"unknown coefficients {name!r}; choose one of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]

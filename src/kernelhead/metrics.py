@@ -1,19 +1,18 @@
-"""What is reported of a classifier's logits."""
+"""Accuracy, likelihood and calibration of a classifier's logits."""
+
+import math
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+GOLDEN = (5**0.5 - 1) / 2
+PRIOR_DEVIATION = 1.0  # of the logarithm of each hyperparameter: few samples should not send one to infinity
+
 
 def accuracy(logits: Tensor, target: Tensor) -> float:
     """Percentage of rows whose largest logit is the target's. logits (N, C), target (N,)."""
     return 100 * (logits.argmax(1) == target).double().mean().item()
-
-
-def top_accuracy(logits: Tensor, target: Tensor, k: int = 5) -> float:
-    """Percentage of rows whose target is among the `k` largest logits. logits (N, C), target (N,)."""
-    best = logits.topk(min(k, logits.shape[1]), dim=1).indices
-    return 100 * (best == target[:, None]).any(1).double().mean().item()
 
 
 def negative_log_likelihood(logits: Tensor, target: Tensor) -> float:
@@ -31,14 +30,50 @@ def expected_calibration_error(logits: Tensor, target: Tensor, *, bins: int = 15
 
 
 def summary(logits: Tensor, target: Tensor) -> dict[str, float | None]:
-    """The figures that every result file carries. Of logits that are not finite, the accuracy alone has a meaning.
+    """The figures that every result file carries: accuracy, and nll and ece where all logits are finite.
 
-    `top5` is there where there are more than five classes.
+    `top5` comes with more than five classes.
     """
+    found = {"accuracy": accuracy(logits, target)}
+    if logits.shape[1] > 5:
+        found["top5"] = 100 * (logits.topk(5, 1).indices == target[:, None]).any(1).double().mean().item()
     finite = bool(torch.isfinite(logits).all())
-    return {
-        "accuracy": accuracy(logits, target),
-        **({"top5": top_accuracy(logits, target)} if logits.shape[1] > 5 else {}),
+    return found | {
         "nll": negative_log_likelihood(logits, target) if finite else None,
         "ece": expected_calibration_error(logits, target) if finite else None,
     }
+
+
+def best_temperature(scores: Tensor, target: Tensor, weight: Tensor, start: float) -> float:
+    """Return the T of the best mean log-loss of softmax(scores / T), at most 16 times off `start`. scores (N, C).
+
+    The prior of all hyperparameters applies: where every sample is classified rightly, no T would be too small. The
+    loss has one minimum over T, which golden sections find.
+    """
+
+    def loss(octaves: float) -> float:
+        prior = (octaves * math.log(2)) ** 2 / (2 * PRIOR_DEVIATION**2 * len(target))
+        return mean_loss(scores / (start * 2**octaves), target, weight) + prior
+
+    low, high = -4.0, 4.0
+    left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
+    at_left, at_right = loss(left), loss(right)
+    while high - low > 0.02:
+        if at_left < at_right:
+            high, right, at_right = right, left, at_left
+            left = high - GOLDEN * (high - low)
+            at_left = loss(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + GOLDEN * (high - low)
+            at_right = loss(right)
+    return float(start * 2 ** ((low + high) / 2))
+
+
+def mean_loss(logits: Tensor, target: Tensor, weight: Tensor) -> float:
+    """Return the weighted mean log-loss of logits (N, C), as if one more sample had any label.
+
+    Without it, samples that all are classified rightly would ask for a certainty that they cannot know.
+    """
+    losses = F.cross_entropy(logits, target, reduction="none", label_smoothing=1 / (len(target) + 1))
+    return float(losses @ (weight / weight.sum()).to(losses))

@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from kernelhead import create_head
-from kernelhead.heads import LinearHead, SoftmaxHead
+from kernelhead import LinearHead, create_head
 
 D, C, N = 6, 4, 5
 
@@ -24,23 +23,12 @@ def maps_and_tokens():
     return maps, maps.permute(0, 2, 3, 1).reshape(N, 6, D)
 
 
-def test_softmax_is_a_linear_layer():
-    head, n = make("softmax")
-    assert isinstance(head, SoftmaxHead)
+def test_linear_is_a_linear_layer_of_our_own():
+    head, n = make("linear")
     assert isinstance(head, nn.Linear)
+    assert type(head) is LinearHead
     x = torch.randn(2, 3, D, dtype=torch.float64)
     np.testing.assert_allclose(head(x).detach(), x.numpy() @ n["weight"].T + n["bias"], rtol=1e-12, atol=1e-14)
-
-
-def test_linear_is_a_scaled_cosine():
-    head, n = make("linear")
-    assert isinstance(head, LinearHead)
-    x = torch.randn(N, D, dtype=torch.float64)
-    with torch.no_grad():
-        head.raw_alpha.fill_(2.5)
-    norms = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(n["weight"], axis=1)
-    np.testing.assert_allclose(head(x).detach(), 2.5 * (x.numpy() @ n["weight"].T) / norms, rtol=1e-12)
-    assert {name: tuple(p.shape) for name, p in head.named_parameters()} == {"raw_alpha": (1,), "weight": (C, D)}
 
 
 def test_second_order():
@@ -48,7 +36,7 @@ def test_second_order():
     maps, tokens = maps_and_tokens()
     expected = []
     for sample in tokens.numpy():
-        moment = sum(np.outer(place, place) for place in sample) / len(sample)
+        moment = sum(np.outer(position, position) for position in sample) / len(sample)
         moment /= np.trace(moment) / D
         rooted = moment / np.sqrt(np.abs(moment) + 1e-5)
         embedding = np.sqrt(D) * rooted / np.linalg.norm(rooted)
@@ -58,14 +46,16 @@ def test_second_order():
     np.testing.assert_allclose(head(1e-3 * tokens).detach(), expected, rtol=0, atol=1e-12)
 
 
-def test_second_order_of_vectors_is_that_of_maps_of_one_place():
-    head, _ = make("second_order")
-    of_vectors, _ = make("second_order", places=False)
-    of_vectors.load_state_dict(head.state_dict())
+@pytest.mark.parametrize(("name", "options"), [("second_order", {}), ("expansion", {"width": 7}), ("attentive", {})])
+def test_vectors_are_maps_of_one_position(name, options):
+    head, _ = make(name, **options)
+    of_vectors, _ = make(name, pool=None, **options)
+    of_vectors.load_state_dict(dict([*head.named_parameters(), *head.named_buffers()]))  # without the configuration
+    assert (head.pools, of_vectors.pools) == (True, False)
     x = torch.randn(2, N, D, dtype=torch.float64)
     expected = head(x.reshape(2 * N, D, 1, 1)).view(2, N, C)
-    assert not of_vectors.pools
     torch.testing.assert_close(of_vectors(x), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(head(x.reshape(2 * N, D)).view(2, N, C), expected, rtol=0, atol=1e-12)
 
 
 def test_second_order_has_no_steep_gradients_where_a_moment_vanishes():
@@ -94,13 +84,11 @@ def test_second_order_has_the_papers_number_of_parameters():
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("normalized", [False, True])
-@pytest.mark.parametrize("standardized", [False, True])
-def test_expansion(training, normalized, standardized):
-    head, n = make("expansion", width=7, normalized=normalized, standardized=standardized)
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_expansion(training, scale):
+    head, n = make("expansion", width=7, scale=scale)
     maps, tokens = maps_and_tokens()
-    lengths = np.linalg.norm(tokens, axis=2, keepdims=True) if normalized else 1.0
-    expanded = tokens.numpy() / lengths @ n["expand.weight"][:, :, 0, 0].T
+    expanded = tokens.numpy() / np.linalg.norm(tokens, axis=2, keepdims=True) @ n["expand.weight"].T
     mean, variance = expanded.mean((0, 1)), expanded.var((0, 1))
 
     def pool(mean, variance):
@@ -108,44 +96,78 @@ def test_expansion(training, normalized, standardized):
         return np.maximum(normal, 0).mean(1)
 
     pooled = pool(mean, variance)
-    middle, spread = (pooled.mean(0), pooled.var(0)) if standardized else (0.0, 1 - 1e-5)
+    middle, spread = pooled.mean(0), pooled.var(0)
     if not training:
         head(maps)
         head.eval()
-        if standardized:
-            middle, spread = 0.1 * middle, 0.9 + 0.1 * pooled.var(0, ddof=1)
+        middle, spread = 0.1 * middle, 0.9 + 0.1 * pooled.var(0, ddof=1)
         pooled = pool(0.1 * mean, 0.9 + 0.1 * expanded.reshape(-1, 7).var(0, ddof=1))
-    expected = (pooled - middle) / np.sqrt(spread + 1e-5) @ n["classifier.weight"].T + n["classifier.bias"]
+    factor = (128 / 7) ** 0.5 if scale is None else scale
+    standard = (pooled - middle) / np.sqrt(spread + 1e-5)
+    expected = factor * standard @ n["classifier.weight"].T + n["classifier.bias"]
     np.testing.assert_allclose(head(maps).detach(), expected, rtol=1e-9, atol=1e-11)
-    np.testing.assert_allclose(head(tokens).detach(), expected, rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(head.train(training)(tokens).detach(), expected, rtol=1e-9, atol=1e-11)
 
 
-def test_expansion_of_vectors_is_that_of_one_place():
-    head, _ = make("expansion", width=7, normalized=True, standardized=True)
-    twin, _ = make("expansion", width=7, normalized=True, standardized=True, places=False)
-    twin.load_state_dict(head.state_dict())
-    assert (head.pools, twin.pools) == (True, False)
-    x = torch.randn(N, D, dtype=torch.float64)
-    torch.testing.assert_close(twin(x), head(x[:, :, None, None]))
+def test_expansion_with_a_mask_in_training():
+    """Both norms see real tokens alone, in texts of different lengths."""
+    head, n = make("expansion", width=7)
+    _, tokens = maps_and_tokens()
+    mask = torch.arange(6) < torch.tensor([6, 1, 3, 2, 5])[:, None]
+    unit = tokens.numpy() / np.linalg.norm(tokens, axis=2, keepdims=True) @ n["expand.weight"].T
+    rows = np.concatenate([sample[real] for sample, real in zip(unit, mask.numpy(), strict=True)])
+    mean, variance = rows.mean(0), rows.var(0)
+    pooled = np.stack([
+        np.maximum((sample[real] - mean) / np.sqrt(variance + 1e-5) * n["norm.weight"] + n["norm.bias"], 0).mean(0)
+        for sample, real in zip(unit, mask.numpy(), strict=True)
+    ])  # fmt: skip
+    standard = (128 / 7) ** 0.5 * (pooled - pooled.mean(0)) / np.sqrt(pooled.var(0) + 1e-5)
+    expected = standard @ n["classifier.weight"].T + n["classifier.bias"]
+    tokens[~mask] = torch.nan
+    np.testing.assert_allclose(head(tokens, mask).detach(), expected, rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(head.norm.running_mean, 0.1 * mean, rtol=1e-9)
+    np.testing.assert_allclose(head.norm.running_var, 0.9 + 0.1 * rows.var(0, ddof=1), rtol=1e-9)
+    np.testing.assert_allclose(head.standard.running_mean, 0.1 * pooled.mean(0), rtol=1e-9)
 
 
-@pytest.mark.parametrize("normalized", [False, True])
-def test_expansion_of_windows(normalized):
-    """A convolution, and on windows of unit length a layer of them."""
-    head, n = make("expansion", width=7, window=2, normalized=normalized)
-    maps, _ = maps_and_tokens()
-    kernel = torch.from_numpy(n["expand.weight"]).view(7, 2, 2, D).permute(0, 3, 1, 2)
-    expanded = nn.functional.conv2d(maps, kernel)
-    if normalized:
-        squares = nn.functional.conv2d(maps.square().sum(1, keepdim=True), torch.ones(1, 1, 2, 2, dtype=torch.float64))
-        expanded = expanded / squares.sqrt()
-    affine = (torch.from_numpy(n[f"norm.{name}"]) for name in ("weight", "bias"))
-    normal = nn.functional.batch_norm(expanded, None, None, *affine, training=True)
-    expected = normal.relu().mean((2, 3)).numpy() @ n["classifier.weight"].T + n["classifier.bias"]
-    np.testing.assert_allclose(head(maps).detach(), expected, rtol=1e-9, atol=1e-11)
+@pytest.mark.parametrize("queries", [3, 4])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("masked", [True, False])
+def test_attentive(queries, training, masked):
+    head, n = make("attentive", queries=queries)
+    maps, tokens = maps_and_tokens()
+    mask = torch.arange(6) < torch.tensor([6, 1, 3, 2, 5])[:, None] if masked else torch.ones(N, 6)
+    x = tokens.numpy()
+    centred = x - x.mean(2, keepdims=True)
+    x = centred / np.sqrt((centred**2).mean(2, keepdims=True) + 1e-5) * n["input_norm.weight"] + n["input_norm.bias"]
+    width = -(-D // queries)  # of a slice
+    slices = []
+    for m, query in enumerate(n["queries"]):
+        score = np.exp(x @ query / np.sqrt(D)) * mask.numpy()
+        p = score / score.sum(1, keepdims=True)
+        values = x @ n["values.weight"][m * width : (m + 1) * width].T
+        slices.append((p[:, :, None] * values).sum(1))
+    pooled = np.concatenate(slices, 1)
+    assert pooled.shape[1] == queries * width
+    mean, variance = pooled.mean(0), pooled.var(0)
+    if not training:
+        head(tokens, mask)
+        head.eval()
+        mean, variance = 0.1 * mean, 0.9 + 0.1 * pooled.var(0, ddof=1)
+    expected = (pooled - mean) / np.sqrt(variance + 1e-5) @ n["classifier.weight"].T + n["classifier.bias"]
+    for logits in (head(tokens, mask), head(maps, mask.view(N, 3, 2))):
+        np.testing.assert_allclose(logits.detach(), expected, rtol=1e-9, atol=1e-10)
+    if not masked:
+        np.testing.assert_allclose(head(tokens).detach(), expected, rtol=1e-9, atol=1e-10)
 
 
-def test_expansion_is_512_wide_unless_told():
-    sizes = {name: tuple(p.shape) for name, p in create_head("expansion", D, C).named_parameters()}
-    assert sizes["expand.weight"] == (512, D, 1, 1)
-    assert sizes["classifier.weight"] == (C, 512)
+def test_attentive_keeps_its_statistics_in_float32():
+    for head in (create_head("attentive", D, C, dtype=torch.bfloat16), create_head("attentive", D, C).bfloat16()):
+        assert head.norm.running_mean.dtype == head.norm.running_var.dtype == torch.float32
+        assert head(torch.randn(N, 6, D, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(("name", "options"), [("landmarks", {}), ("expansion", {})])
+def test_the_control_has_the_shape_of_landmarks(name, options):
+    count = sum(p.numel() for p in create_head(name, 64, 100, **options).parameters())
+    assert count == 64 * 2048 + 2048 * 100 + 100 + (10 if name == "landmarks" else 2 * 2048)

@@ -1,4 +1,4 @@
-"""KernelClassifier's logits against NumPy in float64."""
+"""Logits of the kernel heads against NumPy in float64."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 from numpy.polynomial import polynomial as P
 from torch.nn import functional as F
 
-from kernelhead import KernelClassifier
+from kernelhead import CosineHead, KernelHead, LandmarkHead, PrototypeHead
 
 D, C = 6, 4
 
@@ -15,9 +15,9 @@ def unit(x):
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
 
-def make(**options):
+def make(kind=KernelHead, **options):
     """A float64 head with random numbers everywhere, in evaluation mode."""
-    head = KernelClassifier(D, C, **options).double().eval()
+    head = kind(D, C, **options).double().eval()
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.copy_(torch.rand_like(parameter) * 2 - 0.5)
@@ -26,6 +26,10 @@ def make(**options):
 
 def numbers(head):
     return {name: value.detach().numpy() for name, value in head.state_dict().items()}
+
+
+def shapes(head):
+    return {name: tuple(parameter.shape) for name, parameter in head.named_parameters()}
 
 
 def cosines(head, features):
@@ -51,16 +55,20 @@ ACTIVATIONS = {
 @pytest.mark.parametrize("degree", [1, 7])
 @pytest.mark.parametrize("temperature", [None, 1, 0.3])
 @pytest.mark.parametrize("coefficients", ACTIVATIONS)
-def test_plain_logits(degree, temperature, coefficients):
-    head, x = make(degree=degree, temperature=temperature, coefficients=coefficients), vectors(9)
+@pytest.mark.parametrize("bias", [False, True])
+def test_logits(degree, temperature, coefficients, bias):
+    head, x = make(degree=degree, temperature=temperature, coefficients=coefficients, bias=bias), vectors(9)
     apply, default = ACTIVATIONS[coefficients]
     alpha = apply(head.raw_alpha.detach().numpy())
+    default = min(default, 0.1) if bias else default
     expected = P.polyval(cosines(head, x), alpha[2:]) / (default if temperature is None else temperature)
+    if bias:
+        expected += head.bias.detach().numpy()
     np.testing.assert_allclose(head(x).detach(), expected, rtol=1e-11, atol=1e-12)
 
 
 def test_alpha_is_ordered_from_the_even_end_point_term_upwards():
-    head = KernelClassifier(D, C, degree=3)
+    head = KernelHead(D, C, degree=3, coefficients="relu")
     with torch.no_grad():
         head.raw_alpha.copy_(torch.tensor([32.0, 16.0, 8.0, 4.0, -3.0, 2.0]))
     assert head.alpha.tolist() == [32, 16, 8, 4, 0, 2]
@@ -72,19 +80,50 @@ def test_alpha_is_ordered_from_the_even_end_point_term_upwards():
 
 @pytest.mark.parametrize("degree", [1, 7, 12])
 def test_the_learned_kernel_has_degree_plus_three_coefficients_that_start_at_one(degree):
-    head = KernelClassifier(D, C, degree=degree)
+    head = KernelHead(D, C, degree=degree, coefficients="relu")
     assert head.raw_alpha.tolist() == head.alpha.tolist() == [1.0] * (degree + 3)
-    assert head.degree == degree
-    assert {name: tuple(p.shape) for name, p in head.named_parameters()} == {
-        "raw_alpha": (degree + 3,),
-        "weight": (C, D),
-    }
+    assert head.raw_alpha is head.kernel.raw_alpha
+    assert (head.degree, head.temperature) == (degree, 1.0)
+    assert shapes(head) == {"weight": (C, D), "kernel.raw_alpha": (degree + 3,)}
+    assert set(head.state_dict()) == {*shapes(head), "_extra_state"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "coefficients", "temperature"),
+    [
+        (KernelHead, {}, "sigmoid", 0.1),
+        (KernelHead, {"kernel": "rbf"}, "softplus", 1.0),
+        (KernelHead, {"bias": True}, "softplus", 0.1),
+        (KernelHead, {"bias": True, "temperature": 2.0}, "softplus", 2.0),
+        (KernelHead, {"bias": True, "coefficients": "softmax"}, "softmax", 0.005),
+        (PrototypeHead, {}, "softplus", 1.0),
+        (PrototypeHead, {"bias": True}, "softplus", 0.1),
+        (LandmarkHead, {}, "softplus", 1.0),
+        (CosineHead, {}, "relu", 1.0),
+    ],
+)
+def test_default_coefficients(kind, options, coefficients, temperature):
+    head = kind(D, C, **options)
+    assert (head.coefficients, head.temperature) == (coefficients, temperature)
+    if kind is KernelHead:  # the configuration has them as they were given
+        assert [head.config[name] for name in ("coefficients", "temperature")] == [
+            options.get("coefficients"),
+            options.get("temperature"),
+        ]
+
+
+@pytest.mark.parametrize("name", ["raw_alpha", "alpha", "degree"])
+def test_what_the_kernel_owns_is_not_set_on_the_head(name):
+    head = KernelHead(D, C)
+    with pytest.raises((KeyError, AttributeError)):
+        setattr(head, name, torch.nn.Parameter(torch.zeros(10)))
+    assert head.raw_alpha.tolist() == [1.0] * 10
 
 
 @pytest.mark.parametrize(
     ("options", "kernel", "close"),
     [
-        ({"kernel": "linear"}, lambda t: t, 1e-12),
+        ({"kernel": "cosine"}, lambda t: t, 1e-12),
         ({"kernel": "polynomial"}, lambda t: ((1 + t) / 2) ** 7, 1e-12),
         ({"kernel": "polynomial", "degree": 10}, lambda t: ((1 + t) / 2) ** 10, 1e-12),
         ({"kernel": "rbf"}, lambda t: np.exp(-2 * (1 - t)), 1e-7),
@@ -105,11 +144,18 @@ def test_fixed_kernels_have_one_coefficient(options, kernel, close, coefficients
 
 
 def test_fixed_kernels_travel_with_the_state():
-    narrow, wide = KernelClassifier(D, C, kernel="rbf", gamma=0.5), KernelClassifier(D, C, kernel="rbf", gamma=0.5)
-    wide.profile.zero_()
+    narrow, wide = (KernelHead(D, C, kernel="rbf", gamma=0.5) for _ in range(2))
+    wide.kernel.profile.zero_()
     wide.load_state_dict(narrow.state_dict())
     assert torch.equal(wide.alpha, narrow.alpha)
-    assert set(KernelClassifier(D, C).state_dict()) == {"raw_alpha", "weight"}
+
+
+def test_cosine_is_a_scaled_cosine():
+    head, x = make(CosineHead), vectors(5)
+    with torch.no_grad():
+        head.raw_alpha.fill_(2.5)
+    np.testing.assert_allclose(head(x).detach(), 2.5 * cosines(head, x), rtol=1e-12, atol=1e-14)
+    assert shapes(head) == {"weight": (C, D), "kernel.raw_alpha": (1,)}
 
 
 def test_length_of_features_and_weights_does_not_matter():
@@ -120,50 +166,40 @@ def test_length_of_features_and_weights_does_not_matter():
     torch.testing.assert_close(head(x * torch.tensor([7, 0.1, 1e-3, 1e4, 1])[:, None]).detach(), expected)
 
 
-@pytest.mark.parametrize("options", [{}, {"prototypes": 3}, {"landmarks": 5}])
-def test_leading_dimensions(options):
-    head, x = make(**options), vectors(2, 3)
-    logits = head(x)
-    assert logits.shape == (2, 3, C)
-    assert torch.equal(logits.view(6, C), head(x.view(6, D)))
-
-
 # --- expansions -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("prototypes", [2, 5])
-@pytest.mark.parametrize("pool", [None, "rkhs"])
-def test_prototypes(prototypes, pool):
-    x = vectors(7, 8) if pool else vectors(7)
-    summed, mixture = (make(prototypes=prototypes, aggregate=a, pool=pool) for a in ("sum", "logsumexp"))
-    mixture.load_state_dict(summed.state_dict())
+@pytest.mark.parametrize("bias", [False, True])
+def test_prototypes(prototypes, bias):
+    x = vectors(7)
+    options = {"prototypes": prototypes, "bias": bias, "temperature": 0.5}
+    summed, mixture = (make(PrototypeHead, aggregate=name, **options) for name in ("sum", "logsumexp"))
+    mixture.load_state_dict(dict(summed.named_parameters()))  # without the configuration
     assert summed.weight.shape == (C * prototypes, D)
-    values = P.polyval(cosines(summed, x), np.maximum(summed.raw_alpha.detach().numpy(), 0)[2:])
-    values = values.mean(1) if pool else values
+    values = P.polyval(cosines(summed, x), np.log1p(np.exp(summed.raw_alpha.detach().numpy()))[2:]) / 0.5
     by_class = values.reshape(7, C, prototypes)
-    np.testing.assert_allclose(summed(x).detach(), by_class.sum(2), rtol=1e-10, atol=1e-12)
-    of_prototypes = np.exp(values) / np.exp(values).sum(1, keepdims=True)
-    np.testing.assert_allclose(
-        mixture(x).softmax(1).detach(), of_prototypes.reshape(7, C, prototypes).sum(2), rtol=1e-10
-    )
-    np.testing.assert_allclose(mixture(x).detach(), np.log(np.exp(by_class).sum(2)), rtol=1e-10, atol=1e-12)
+    shift = summed.bias.detach().numpy() if bias else 0
+    np.testing.assert_allclose(summed(x).detach(), by_class.sum(2) + shift, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(mixture(x).detach(), np.log(np.exp(by_class).sum(2)) + shift, rtol=1e-10, atol=1e-12)
+    if not bias:
+        share = np.exp(values) / np.exp(values).sum(1, keepdims=True)
+        np.testing.assert_allclose(mixture(x).softmax(1).detach(), share.reshape(by_class.shape).sum(2), rtol=1e-10)
 
 
-@pytest.mark.parametrize("pool", [None, "rkhs"])
-def test_landmarks(pool):
-    head, x = make(landmarks=5, pool=pool, coefficients="sigmoid"), vectors(9, 8) if pool else vectors(9)
-    assert {name: tuple(p.shape) for name, p in head.named_parameters()} == {
-        "raw_alpha": (10,),
-        "weight": (5, D),
-        "mixing": (C, 5),
-        "bias": (C,),
-    }
+@pytest.mark.parametrize("pool", [None, "auto"])
+@pytest.mark.parametrize("scale", [None, 1.0, 0.3])
+def test_landmarks(pool, scale):
+    x = vectors(9, 8) if pool else vectors(9)
+    head = make(LandmarkHead, landmarks=5, pool=pool, scale=scale, coefficients="sigmoid")
+    assert shapes(head) == {"weight": (5, D), "mixing": (C, 5), "bias": (C,), "kernel.raw_alpha": (10,)}
     n = numbers(head)
-    values = P.polyval(cosines(head, x), 1 / (1 + np.exp(-n["raw_alpha"])[2:])) / 0.1
+    values = P.polyval(cosines(head, x), 1 / (1 + np.exp(-n["kernel.raw_alpha"])[2:])) / 0.1
     values = values.mean(1) if pool else values
+    factor = (128 / 5) ** 0.5 if scale is None else scale
 
     def logits(mean, variance):
-        return (values - mean) / np.sqrt(variance + 1e-5) @ n["mixing"].T + n["bias"]
+        return factor * (values - mean) / np.sqrt(variance + 1e-5) @ n["mixing"].T + n["bias"]
 
     trained = head.train()(x).detach()
     np.testing.assert_allclose(trained, logits(values.mean(0), values.var(0)), rtol=1e-9, atol=1e-10)
@@ -171,36 +207,16 @@ def test_landmarks(pool):
     np.testing.assert_allclose(head.eval()(x).detach(), logits(*running), rtol=1e-9, atol=1e-10)
 
 
-def test_eps_of_landmarks():
-    head, x = make(landmarks=5, eps=1e-3), vectors(9)
-    exactly = make(landmarks=5, eps=1e-12)
-    exactly.load_state_dict(head.state_dict())
-    n = numbers(head)
-    values = P.polyval(cosines(head, x), np.maximum(n["raw_alpha"][2:], 0))
-    for one, eps in ((head, 1e-3), (exactly, 1e-12)):
-        standard = (values - values.mean(0)) / np.sqrt(values.var(0) + eps)
-        np.testing.assert_allclose(one.train()(x).detach(), standard @ n["mixing"].T + n["bias"], rtol=1e-8, atol=1e-9)
-
-
 def test_one_sample_cannot_be_standardised():
-    head = make(landmarks=5)
+    head = make(LandmarkHead, landmarks=5)
     assert head.eval()(vectors(1)).shape == (1, C)
-    with pytest.raises(ValueError, match="train with two or more"):
+    with pytest.raises(ValueError, match="needs two or more samples to standardise over; got a batch of 1"):
         head.train()(vectors(1))
-    assert make(landmarks=5, standardize=False).train()(vectors(1)).shape == (1, C)
-
-
-def test_landmarks_as_they_are():
-    head, x = make(landmarks=5, standardize=False, temperature=0.5, coefficients="softplus"), vectors(9)
-    n = numbers(head)
-    values = P.polyval(cosines(head, x), np.log1p(np.exp(n["raw_alpha"][2:]))) / 0.5
-    for _ in range(2):  # no statistics are kept
-        np.testing.assert_allclose(head.train()(x).detach(), values @ n["mixing"].T + n["bias"], rtol=1e-9, atol=1e-10)
-    assert set(head.state_dict()) == {"raw_alpha", "weight", "mixing", "bias"}
 
 
 def test_as_many_landmarks_as_classes_with_identity_mixing_are_the_plain_layer():
-    plain, head, x = make(), make(landmarks=C), vectors(9)
+    plain, x = make(coefficients="relu"), vectors(9)
+    head = make(LandmarkHead, landmarks=C, scale=1.0, coefficients="relu")
     with torch.no_grad():
         head.weight.copy_(plain.weight)
         head.raw_alpha.copy_(plain.raw_alpha)
@@ -217,104 +233,47 @@ def test_as_many_landmarks_as_classes_with_identity_mixing_are_the_plain_layer()
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_rkhs_pooling_averages_the_kernel_over_places(layout, dtype):
-    head = make(pool="rkhs").to(dtype)
+def test_pooling_averages_the_kernel_over_positions(layout, dtype):
+    head = make(LandmarkHead, landmarks=5, coefficients="relu").to(dtype)
     maps = torch.randn(5, D, 3, 2, dtype=dtype)
     tokens = maps.permute(0, 2, 3, 1).reshape(5, 6, D)
-    alpha = np.maximum(head.raw_alpha.detach().numpy(), 0)
-    expected = P.polyval(cosines(head, tokens), alpha[2:]).mean(1)
-    close = {"rtol": 1e-10, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-5}
+    n = numbers(head)
+    psi = P.polyval(cosines(head, tokens), np.maximum(n["kernel.raw_alpha"], 0)[2:]).mean(1)
+    expected = head.scale * psi / np.sqrt(1 + 1e-5) @ n["mixing"].T + n["bias"]
+    close = {"rtol": 1e-10, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-4}
     np.testing.assert_allclose(head(maps.contiguous(memory_format=layout)).detach(), expected, **close)
     np.testing.assert_allclose(head(tokens).detach(), expected, **close)
     np.testing.assert_allclose(head(tokens.flip(1)).detach(), expected, **close)
 
 
-def test_rkhs_pooling_of_one_place_is_the_plain_layer():
-    pooled, plain, x = make(pool="rkhs"), make(), vectors(5)
-    plain.load_state_dict(pooled.state_dict())
-    torch.testing.assert_close(pooled(x[:, :, None, None]), plain(x))
-
-
-def test_degree_two_of_rkhs_pooling_is_second_order_pooling():
-    head, x = make(pool="rkhs", degree=2), vectors(5, 8)
-    with torch.no_grad():
-        head.raw_alpha.copy_(torch.tensor([0, 0, 0, 0, 1]))
-    f, w = unit(x.numpy()), unit(head.weight.detach().numpy())
-    moments = np.stack([np.mean([np.outer(place, place) for place in sample], axis=0) for sample in f])
-    expected = np.stack([[v @ moment @ v for v in w] for moment in moments])
-    np.testing.assert_allclose(head(x).detach(), expected, rtol=1e-11)
-
-
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize(("window", "height", "width"), [(2, 3, 5), (2, 2, 2), (3, 4, 3)])
-def test_windows_are_compared_as_one_vector(window, height, width, layout):
-    head = make(pool="rkhs", window=window, degree=3)
-    maps = torch.randn(5, D, height, width, dtype=torch.float64)
-    alpha, w = np.maximum(head.raw_alpha.detach().numpy(), 0), unit(head.weight.detach().numpy())
-    values = []
-    for row in range(height - window + 1):
-        for column in range(width - window + 1):
-            places = [(row + i, column + j) for i in range(window) for j in range(window)]
-            seen = np.concatenate([maps.numpy()[:, :, i, j] for i, j in places], axis=1)
-            values.append(P.polyval(unit(seen) @ w.T, alpha[2:]))
-    laid_out = maps.contiguous(memory_format=layout)
-    np.testing.assert_allclose(head(laid_out).detach(), np.mean(values, axis=0), rtol=1e-10, atol=1e-12)
-    np.testing.assert_allclose(head.freeze()(laid_out).detach(), np.mean(values, axis=0), rtol=1e-10, atol=1e-12)
-
-
-def test_windows_know_what_is_beside_what():
-    """Places in another order are the same to a head without windows."""
-    plain, windows = make(pool="rkhs"), make(pool="rkhs", window=2)
-    maps = torch.randn(5, D, 3, 4, dtype=torch.float64)
-    other = maps.flatten(2)[:, :, torch.randperm(12, generator=torch.Generator().manual_seed(1))].view_as(maps)
-    torch.testing.assert_close(plain(other), plain(maps))
-    assert (windows(other) - windows(maps)).abs().max() > 1e-3
-
-
-def test_windows_start_with_weights_of_length_about_one():
-    weight = KernelClassifier(64, 100, landmarks=500, pool="rkhs", window=2).weight
-    assert weight.shape == (500, 256)
-    assert weight.norm(dim=1).mean().item() == pytest.approx(1, abs=0.02)
-
-
-@pytest.mark.parametrize(
-    ("options", "features", "words"),
-    [
-        ({"window": 2}, None, "goes with pool='rkhs'"),
-        ({"window": 0, "pool": "rkhs"}, None, "window to be a positive integer"),
-        ({"window": 2.0, "pool": "rkhs"}, None, "window to be a positive integer"),
-        ({"window": 2, "pool": "rkhs"}, (3, 4, D), r"windows expects a map \(N, 6, H, W\), got \(3, 4, 6\)"),
-        ({"window": 2, "pool": "rkhs"}, (3, D + 1, 4, 4), r"windows expects a map \(N, 6, H, W\)"),
-        ({"window": 3, "pool": "rkhs"}, (3, D, 4, 2), "has 3 x 3 windows of places, and the map is 4 x 2"),
-    ],
-)
-def test_windows_that_cannot_be(options, features, words):
-    with pytest.raises(ValueError, match=words):
-        KernelClassifier(D, C, **options)(torch.randn(features or (3, D)))
+def test_a_single_position_is_a_vector():
+    head, x = make(LandmarkHead, landmarks=5), vectors(5)
+    plain = make(LandmarkHead, landmarks=5, pool=None)
+    plain.load_state_dict(dict([*head.named_parameters(), *head.named_buffers()]))  # without the configuration
+    for one in (x, x[:, None], x[:, :, None, None]):
+        torch.testing.assert_close(head(one), plain(x))
 
 
 # --- the module -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"kernel": "rbf"}, {"prototypes": 2}, {"landmarks": 5}])
-def test_reset_parameters_starts_anew(options):
-    head = make(**options)
-    head.train()(vectors(9))
-    before = numbers(head)["weight"].copy()
-    head.reset_parameters()
-    assert (head.raw_alpha == 1).all()
-    assert not np.allclose(head.weight.detach(), before)
-    if head.landmarks:
-        assert (head.bias == 0).all()
-        assert (head.norm.running_mean == 0).all()
-        assert (head.norm.running_var == 1).all()
-        assert head.mixing.abs().max() <= 5**-0.5
-
-
-def test_weights_start_with_length_about_one_in_every_direction():
-    weight = KernelClassifier(256, 500).weight.detach()
+@pytest.mark.parametrize(
+    ("kind", "options"), [(KernelHead, {}), (PrototypeHead, {}), (LandmarkHead, {"landmarks": 500})]
+)
+def test_weights_start_with_length_about_one_in_every_direction(kind, options):
+    weight = kind(256, 500, **options).weight.detach()
     np.testing.assert_allclose(weight.norm(dim=1), 1, atol=0.25)
-    assert weight.mean(0).abs().max() < 5 * 256**-0.5 * 500**-0.5
+    assert weight.mean(0).abs().max() < 5 * 256**-0.5 * len(weight) ** -0.5
+
+
+def test_landmarks_start_anew():
+    head = make(LandmarkHead, landmarks=5)
+    head.train()(vectors(9))
+    head.reset_parameters()
+    assert (head.bias == 0).all()
+    assert (head.norm.running_mean == 0).all()
+    assert (head.norm.running_var == 1).all()
+    assert head.mixing.abs().max() <= 5**-0.5
 
 
 def test_float32_layer_on_float64_features_gives_float64_logits():
@@ -323,24 +282,8 @@ def test_float32_layer_on_float64_features_gives_float64_logits():
     assert head(x.float()).dtype == torch.float32
 
 
-@pytest.mark.parametrize(
-    ("options", "parts"),
-    [
-        ({}, ["degree=7", "kernel='learned'", "coefficients='relu'", "temperature=1"]),
-        ({"coefficients": "softmax", "degree": 3}, ["degree=3", "coefficients='softmax'", "temperature=0.005"]),
-        ({"kernel": "rbf", "gamma": 2.0}, ["kernel='rbf'", "gamma=2"]),
-        ({"prototypes": 3, "aggregate": "sum"}, ["prototypes=3", "aggregate='sum'"]),
-        ({"landmarks": 9, "pool": "rkhs"}, ["landmarks=9", "pool='rkhs'"]),
-        ({"landmarks": 9, "standardize": False}, ["landmarks=9, standardize=False"]),
-    ],
-)
-def test_repr_says_the_options(options, parts):
-    text = repr(KernelClassifier(D, C, **options))
-    assert all(part in text for part in parts)
-
-
 def test_learns_what_no_linear_layer_can():
-    """Two opposite quarters of the circle a class: odd functions of f are of no use, t^2 separates."""
+    """Two opposite quarters of the circle per class: odd functions of f are of no use, t^2 separates."""
     angles = torch.rand(400, generator=torch.Generator().manual_seed(1)) * 2 * torch.pi
     x = torch.stack([angles.cos(), angles.sin()], dim=1)
     target = (x[:, 0] * x[:, 1] > 0).long()
@@ -354,16 +297,16 @@ def test_learns_what_no_linear_layer_can():
             optimizer.step()
         return loss.item()
 
-    assert final_loss(KernelClassifier(2, 2)) < 0.35
-    assert final_loss(KernelClassifier(2, 2, kernel="linear")) > 0.6
+    assert final_loss(KernelHead(2, 2)) < 0.35
+    assert final_loss(CosineHead(2, 2)) > 0.6
 
 
-@pytest.mark.parametrize("options", [{}, {"landmarks": 6}, {"prototypes": 2}, {"landmarks": 6, "pool": "rkhs"}])
+@pytest.mark.parametrize("kind", [KernelHead, PrototypeHead, LandmarkHead])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("input_dtype", [torch.float32, torch.float64])
-def test_every_precision_under_autocast(options, dtype, input_dtype):
-    head = KernelClassifier(D, C, **options).to(dtype)
-    shape = (5, 7, D) if options.get("pool") else (5, D)
+def test_every_precision_under_autocast(kind, dtype, input_dtype):
+    head = kind(D, C).to(dtype)
+    shape = (5, 7, D) if head.pools else (5, D)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = head(torch.randn(shape, dtype=input_dtype))
     assert torch.isfinite(logits).all()
@@ -375,15 +318,38 @@ def test_fake_tensors_give_shapes_and_leave_nothing_behind():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
-        head = KernelClassifier(D, C, degree=11)
+        head = KernelHead(D, C, degree=11, bias=True)
         logits = head(torch.randn(5, D))
         assert logits.shape == (5, C)
         logits.sum().backward()
-    real = KernelClassifier(D, C, degree=11)
+    real = KernelHead(D, C, degree=11)
     real(torch.randn(5, D)).sum().backward()
     assert torch.isfinite(real.raw_alpha.grad).all()
 
 
-def test_temperature_with_landmarks_is_refused():
-    with pytest.raises(ValueError, match="temperature does nothing with landmarks"):
-        KernelClassifier(D, C, landmarks=4, temperature=0.5)
+# --- the fused loss ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "fused"),
+    [
+        (KernelHead, {}, True),
+        (CosineHead, {}, True),
+        (KernelHead, {"bias": True}, False),
+        (PrototypeHead, {"aggregate": "logsumexp"}, True),
+        (PrototypeHead, {"aggregate": "sum"}, False),
+        (LandmarkHead, {}, False),
+    ],
+)
+def test_which_heads_have_a_fused_loss(kind, options, fused):
+    head, x, labels = make(kind, **options), vectors(5), torch.arange(5) % C
+    assert head.has_fused_loss is fused
+    if kind is LandmarkHead:
+        return
+    if fused:
+        exactly = F.cross_entropy(head(x), labels)
+        for mode in ("speed", "memory"):
+            torch.testing.assert_close(head.loss(x, labels, backend="chunked", mode=mode), exactly)
+    else:
+        with pytest.raises(ValueError, match=f"^{kind.__name__} has no fused loss here; got backend='chunked'"):
+            head.loss(x, labels, backend="chunked")

@@ -1,6 +1,10 @@
-"""The application that every verb joins, and where it prints: results to stdout, everything else to stderr."""
+"""The application that every verb joins. It prints results to stdout and all else to stderr."""
 
+import os
+import signal
 import sys
+import traceback
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -9,45 +13,72 @@ from rich.console import Console
 
 from kernelhead._version import __version__
 
-app = typer.Typer(
-    name="kernelhead",
-    help="Classification layers that learn their own kernel.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 console = Console(width=None if sys.stdout.isatty() else max(Console().width, 120))
 messages = Console(stderr=True)
 
 
 def say(sentence: str, style: str = "yellow") -> None:
-    """A sentence beside the results, as it is."""
+    """Print a sentence to stderr, without markup."""
     messages.print(sentence, style=style, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def print_plain(sentence: str) -> None:
-    """A sentence among the results, as it is."""
+    """Print a sentence to stdout, without markup."""
     console.print(sentence, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def check_folder(out: Path) -> None:
-    """That a folder is or can be made there, before any work whose results would go there."""
+    """Refuse a folder that cannot be made, before any work whose results would go there."""
     there = next((each for each in (out, *out.parents) if each.exists()), None)
     if there is not None and not there.is_dir():
-        raise NotADirectoryError(f"--out {out}: a folder is expected, and {there} is a file")
+        raise NotADirectoryError(f"--out takes a folder, and {there} is a file; choose another")
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        print(f"kernelhead {__version__}")
-        raise typer.Exit
+def make_app(name: str, help: str, version: str) -> typer.Typer:
+    """Make an application with the options that all of its verbs share."""
+    made = typer.Typer(
+        name=name,
+        help=help,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+    def show_version(wanted: bool) -> None:
+        if wanted:
+            print(f"{name} {version}")
+            raise typer.Exit
+
+    @made.callback()
+    def _shared(
+        version: Annotated[
+            bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and exit.")
+        ] = False,
+        debug: Annotated[
+            bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere.")
+        ] = False,
+    ) -> None:
+        pass
+
+    return made
 
 
-@app.callback()
-def _global(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-) -> None:
-    pass
+def run_app(app: typer.Typer, name: str) -> None:
+    """Run a command line. An error is one sentence; `--debug` shows its traceback."""
+    debug = "--debug" in sys.argv
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    warnings.showwarning = lambda message, *_: say(f"warning: {message}")
+    try:
+        app(arguments, prog_name=name)
+    except BrokenPipeError:  # the reader of our output, such as `head`, has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        say(f"error: {error}", style="red")
+        sys.exit(1)
+
+
+app = make_app("kernelhead", "Classification heads that learn their own kernel.", __version__)

@@ -1,6 +1,5 @@
-"""What is shown while something goes on."""
+"""Bars and lines that show how far a command is."""
 
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,18 +11,19 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
 from kernelhead.cli._console import messages, say
+from kernelhead.finetune.interrupt import ignore_interrupts
 
 if TYPE_CHECKING:
-    from kernelhead.train.job import Epoch
-    from kernelhead.train.loop import Moment
+    from kernelhead.finetune.trainer import Moment
 
 Steps = Callable[[str, int, int], None]  # what, done, total
-PACE_SECONDS = 3600  # the remaining time is told from so many; on a GPU only the end of an epoch is reported
+LINE_SECONDS = 60.0  # between lines within an epoch, where there is no bar
+PACE_SECONDS = 3600  # the remaining time follows from the pace over that long
 
 
 @contextmanager
-def steps_bar(interrupted: str = "what was done is kept, and the same command goes on from there") -> Iterator[Steps]:
-    """A bar for each thing that goes on."""
+def steps_bar(interrupted: str = "what is done stays, and the same command continues from there") -> Iterator[Steps]:
+    """Show a bar per thing that goes on."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -42,59 +42,44 @@ def steps_bar(interrupted: str = "what was done is kept, and the same command go
 
 
 @contextmanager
-def training_bar(interrupted: str) -> Iterator[Callable[["Epoch"], None]]:
-    """Loss, accuracy, learning rate and remaining time: a bar on a terminal, a line an epoch elsewhere."""
-    if not messages.is_terminal:
-        with _leaving(interrupted):
-            yield _epoch_lines()
-        return
+def training_bar(interrupted: str) -> Iterator[Callable[["Moment"], None]]:
+    """Show loss, accuracy, speed and remaining time: a bar on a terminal, a line per epoch or minute elsewhere."""
     columns = (
         TextColumn("epoch {task.fields[epoch]}", table_column=Column(no_wrap=True)),
         BarColumn(bar_width=None),
         TextColumn("{task.fields[figures]}", table_column=Column(no_wrap=True)),
         TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
     )
-    bar = Progress(*columns, console=messages, expand=True, speed_estimate_period=PACE_SECONDS)
+    lines = not messages.is_terminal
+    bar = Progress(*columns, console=messages, expand=True, speed_estimate_period=PACE_SECONDS, disable=lines)
     with _leaving(interrupted), bar as bars:
         task = bars.add_task("training", epoch="..", figures="starting", total=None)
-        test: float | None = None
+        val: float | None = None
+        said = time.monotonic()
 
-        def show(now: "Epoch") -> None:
-            nonlocal test
-            moment = now.moment
-            test = test if now.test_accuracy is None else now.test_accuracy
-            text = f"{moment.epoch}/{now.epochs}"
-            figures = _figures(moment, test, digits=1)  # all of it, and a bar, fits into 80 columns
-            bars.update(task, completed=moment.step, total=moment.steps, epoch=text, figures=figures)
+        def show(now: "Moment") -> None:
+            nonlocal val, said
+            val = val if now.val_accuracy is None else now.val_accuracy
+            epoch = f"{now.epoch}/{now.epochs}"
+            figures = _figures(now, val, digits=1)  # with the bar, they fit into 80 columns
+            bars.update(task, completed=now.step, total=now.steps, epoch=epoch, figures=figures)
+            if lines and (now.epoch_done or time.monotonic() - said > LINE_SECONDS):
+                seconds = bars.tasks[0].time_remaining
+                left = f"  {timedelta(seconds=seconds)} left" if seconds else ""
+                part = "" if now.epoch_done else f"  step {now.step}/{now.steps}"
+                figures = f"{_figures(now, now.val_accuracy, digits=2)}  rate {now.learning_rate:.3g}"
+                say(f"epoch {epoch}{part}  {figures}{left}", style="")
+                said = time.monotonic()
 
         yield show
 
 
-def _epoch_lines() -> Callable[["Epoch"], None]:
-    first: tuple[int, float] | None = None
-
-    def show(now: "Epoch") -> None:
-        nonlocal first
-        moment = now.moment
-        if first is None:
-            first = moment.step, time.monotonic()
-        if not moment.epoch_done:
-            return
-        left = ""
-        if first[0] < moment.step < moment.steps:
-            pace = (time.monotonic() - first[1]) / (moment.step - first[0])
-            left = f"  {timedelta(seconds=round(pace * (moment.steps - moment.step)))} left"
-        figures = _figures(moment, now.test_accuracy, digits=2)
-        say(f"epoch {moment.epoch}/{now.epochs}  {figures}{left}", style="")
-
-    return show
-
-
-def _figures(moment: "Moment", test: float | None, digits: int) -> str:
-    shown = [f"loss {moment.losses[0]:.{digits + 2}f}", f"train {100 * moment.accuracies[0]:.{digits}f} %"]
-    if test is not None:
-        shown.append(f"test {test:.{digits}f} %")
-    return "  ".join([*shown, f"rate {moment.learning_rates[0]:.{digits + 1}g}"])
+def _figures(now: "Moment", val: float | None, digits: int) -> str:
+    shown = [f"loss {now.loss:.{digits + 2}f}", f"train {100 * now.accuracy:.{digits}f} %"]
+    if val is not None:
+        shown.append(f"val {val:.{digits}f} %")
+    pace = now.images_per_second
+    return "  ".join([*shown, f"{pace:.{0 if pace >= 10 else 1}f} images/s"])
 
 
 @contextmanager
@@ -102,7 +87,6 @@ def _leaving(sentence: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as interruption:
-        for number in (signal.SIGINT, signal.SIGTERM):  # one more would interrupt the leaving
-            signal.signal(number, signal.SIG_IGN)
+        ignore_interrupts()  # another signal would interrupt the leaving
         say(f"interrupted; {str(interruption) or sentence}")
         raise typer.Exit(130) from None

@@ -1,91 +1,75 @@
 """`kernelhead bench`."""
 
 import json
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from functools import partial
+from typing import Annotated
 
 import typer
 
 from kernelhead.cli._console import app, console, messages
 
-if TYPE_CHECKING:
-    from kernelhead.timing import Cost, Problem
-
 DTYPES = ("float32", "bfloat16", "float16")
-MOST = 2**24  # of anything
+MAX_SIZE = 2**24
+Size = partial(typer.Option, min=1, max=MAX_SIZE)
 
 
 @app.command()
 def bench(
-    features: Annotated[int, typer.Option(min=1, max=MOST, help="Length of a feature vector.")] = 512,
-    classes: Annotated[int, typer.Option(min=1, max=MOST, help="Number of classes.")] = 1000,
-    batch: Annotated[int, typer.Option(min=2, max=MOST, help="Samples of a step.")] = 256,
-    places: Annotated[
-        int | None,
-        typer.Option(min=1, max=MOST, help="Places of a feature map, for heads that pool them.", show_default=False),
+    features: Annotated[int, Size(help="Length of a feature vector.")] = 512,
+    classes: Annotated[int, Size(help="Number of classes.")] = 1000,
+    batch: Annotated[int, Size(min=2, help="Samples per step.")] = 256,
+    positions: Annotated[
+        int | None, Size(help="Positions of a feature map, for pooling heads.", show_default="vectors")
     ] = None,
-    landmarks: Annotated[int, typer.Option(min=1, max=MOST, help="Landmarks, and channels of the expansion.")] = 512,
-    prototypes: Annotated[int, typer.Option(min=1, max=MOST, help="Prototypes a class.")] = 4,
-    dtype: Annotated[str, typer.Option(help="float32, or by autocast bfloat16 or float16.")] = "float32",
+    landmarks: Annotated[int, Size(help="Landmarks; channels of the expansion.")] = 2048,
+    prototypes: Annotated[int, Size(help="Prototypes per class.")] = 4,
+    dtype: Annotated[str, typer.Option(help="float32, or bfloat16 or float16 by autocast.")] = "float32",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    seconds: Annotated[float, typer.Option(min=0.1, max=3600, help="How long to measure.")] = 10.0,
+    seconds: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds to measure for.")] = 10.0,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Measure what heads cost on this machine, beside a linear layer.
+    """Measure the cost of heads on this machine, beside a linear layer.
 
-    Forward, loss and backward of a training step, inference, and what is kept for the backward pass; all in turn.
+    All heads take turns. A training step is forward, loss and backward; memory is what autograd keeps in between.
     """
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
     import torch
 
-    from kernelhead.results import environment, hardware_name
-    from kernelhead.timing import Problem, measure
-    from kernelhead.train.job import choose_device
+    from kernelhead.files import environment, hardware_name
+    from kernelhead.finetune.distributed import choose_device
+    from kernelhead.tables import Table, show
+    from kernelhead.timing import MAX_WEIGHTS, make_heads, measure
 
     where = choose_device(device)
-    problem = Problem(features, classes, batch, places, landmarks, prototypes)
     try:
         with messages.status("measuring"):
-            costs = measure(problem, where, getattr(torch, dtype), seconds)
+            heads = make_heads(features, classes, positions, landmarks, prototypes)
+            drawn = torch.randn(batch, features, *((positions, 1) if positions else ()), device=where)
+            costs = measure(heads, drawn, getattr(torch, dtype), seconds)
     except RuntimeError as error:  # a CPU's allocator has no error of its own
         if not isinstance(error, torch.OutOfMemoryError) and "alloc" not in str(error):
             raise
-        raise MemoryError("heads of this size need more memory than there is here: make something smaller") from error
+        given = f"--features {features} --classes {classes} --batch {batch}"
+        raise MemoryError(f"{given} need more memory than there is; make one of them smaller") from error
     if json_output:
-        found = {**asdict(problem), "dtype": dtype, "device": where.type, "heads": [asdict(cost) for cost in costs]}
-        print(json.dumps({**found, **environment()}, indent=1))
+        sizes = {"features": features, "classes": classes, "batch": batch, "positions": positions}
+        points = {"landmarks": landmarks, "prototypes": prototypes, "dtype": dtype, "device": where.type}
+        print(json.dumps({**sizes, **points, "heads": costs, **environment()}, indent=1))
         return
-    hardware = environment()["hardware"]
-    used = hardware if where.type == "cuda" else {**hardware, "gpu": None}
-    _show(problem, costs, f"{dtype}, {hardware_name(used)}, torch {torch.__version__}")
-
-
-def _show(problem: "Problem", costs: "list[Cost]", where: str) -> None:
-    from kernelhead.paper.table import Table
-    from kernelhead.report.tables import show
-    from kernelhead.timing import MOST_WEIGHTS
-
-    peer = costs[0]
-    columns = ["", "parameters", "training, ms", "ratio", "inference, ms", "ratio", "kept, MB"]
-    rows = [
-        [
-            cost.head,
-            f"{cost.parameters:,}",
-            f"{cost.training_ms:.3f}",
-            f"{cost.training_ms / peer.training_ms:.2f}",
-            f"{cost.inference_ms:.3f}",
-            f"{cost.inference_ms / peer.inference_ms:.2f}",
-            f"{cost.kept_bytes / 1e6:.2f}",
-        ]
-        for cost in costs
-    ]
-    sizes = [problem.batch, *([] if problem.places is None else [problem.places]), problem.features]
+    rows = []
+    for cost in costs:
+        times = [(cost[key], cost[key] / costs[0][key]) for key in ("training_ms", "inference_ms")]
+        cells = [f"{value:.{digits}f}" for pair in times for value, digits in zip(pair, (3, 2), strict=True)]
+        rows.append([cost["head"], f"{cost['parameters']:,}", *cells, f"{cost['kept_bytes'] / 1e6:.2f}"])
+    hardware = environment()["hardware"] | ({} if where.type == "cuda" else {"gpu": None})
+    shape = " x ".join(str(size) for size in (batch, positions, features) if size is not None)
+    peer = "linear on the mean over positions" if positions else "linear"
     notes = [
-        f"{' x '.join(map(str, sizes))} features, {problem.classes} classes, {where}. Medians; ratios are to the "
-        f"{peer.head}{'' if problem.places is None else ' on the mean over places'}. Training is forward, loss and "
-        "backward, kept is what autograd keeps in between; at inference kernel heads are frozen."
+        f"{shape} features, {classes} classes, {dtype}, {hardware_name(hardware)}, torch {torch.__version__}. Medians; "
+        f"ratios are to {peer}. Kept: for the backward pass. At inference heads are frozen."
     ]
-    if problem.places is not None and not problem.has_second_order:
-        notes.append(f"Second-order pooling was left out: it would have more than {MOST_WEIGHTS:,} weights.")
-    show(Table("bench", "What heads cost here", columns, rows, notes), console)
+    if positions and "second_order" not in heads:
+        notes.append(f"second_order was left out: it would have more than {MAX_WEIGHTS:,} weights.")
+    columns = ["head", "parameters", "training, ms", "ratio", "inference, ms", "ratio", "kept, MB"]
+    show(Table("bench", "Cost of heads", columns, rows, notes), console)

@@ -1,255 +1,216 @@
-"""`kernelhead train | evaluate | predict`."""
+"""`kernelhead train`."""
 
-import csv
+import dataclasses
+import inspect
+import itertools
 import json
 import os
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 import yaml
+from rich.table import Column
 from rich.table import Table as RichTable
-from rich.text import Text
 
-from kernelhead.cli._console import app, console, print_plain, say
+from kernelhead.cli._console import app, check_folder, console, print_plain, say
 from kernelhead.cli._progress import steps_bar, training_bar
-
-if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none of it
-    from torch import Tensor
+from kernelhead.finetune.spec import TrainResult, TrainSpec
 
 TASK = "Data and network"
 TRAINING = "Training"
 MACHINE = "Machine and files"
-FORMATS = ("table", "json", "csv")
-PATIENCE = 5.0  # seconds
+PATIENCE_SECONDS = 5.0
+REPEATED = ("head", "seed")  # settings that several runs beside one another may differ in
 FIGURES = {"accuracy": "accuracy, %", "top5": "top-5 accuracy, %", "nll": "NLL", "ece": "ECE, %"}
 
-ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a training, or its model.safetensors.")]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+# The settings of a run by their names in `TrainSpec`: panel, help, and the default where other settings decide it.
+SETTINGS: dict[str, tuple[str, str, str | None]] = {
+    "data": (TASK, "cifar10, cifar100, pets, cars, or a folder of class folders.", None),
+    "backbone": (TASK, "torchvision/NAME, timm/NAME, or package.module:function for your own.", None),
+    "head": (TASK, "kernel, prototypes, landmarks, linear, cosine, second_order, expansion or attentive.", None),
+    "rectified": (TASK, "Keep the ReLU before the features.", None),
+    "pretrained": (TASK, "Start from the library's weights.", "unless --weights or your own network"),
+    "weights": (TASK, "Start from the weights in a local safetensors file.", None),
+    "freeze_backbone": (TASK, "Train the head alone.", None),
+    "augment": (TASK, "none, light, imagenet or randaugment; auto is light up to 64 pixels, else imagenet.", None),
+    "image_size": (TASK, "Side of the network's input in pixels.", "the network's"),
+    "test_size": (TASK, "Side of the input after training.", "that of training"),
+    "resize": (TASK, "How an image becomes a square: crop the centre, squash, or pad with black.", None),
+    "val": (TASK, "Share of the images for validation, unless a folder has its own.", None),
+    "test": (TASK, "Share of the images for testing, unless a folder has its own.", None),
+    "skip_empty": (TASK, "Leave out class folders without images.", None),
+    "mixup": (TASK, "Mix the logits of images in pairs.", None),
+    "label_smoothing": (TASK, "Share of a label that is spread over all classes.", None),
+    "class_weight": (TASK, "none, or balanced: rare classes weigh more in the loss.", None),
+    "epochs": (TRAINING, "Passes over the training images.", "30 with trained weights, else 200"),
+    "batch_size": (TRAINING, "Images per step.", "64 with trained weights, else 128; less for few images"),
+    "accumulate": (TRAINING, "Pieces of a batch that pass one after the other, for less memory.", None),
+    "optimizer": (TRAINING, "sgd or adamw.", None),
+    "learning_rate": (TRAINING, "Learning rate after the warm-up.", "0.01 or 0.003 with trained weights, else 0.1"),
+    "head_rate": (TRAINING, "The head's learning rate as a multiple of the network's.", "10 or 1, by head"),
+    "weight_decay": (TRAINING, "Weight decay.", "1e-4 with trained weights, else 5e-4"),
+    "momentum": (TRAINING, "Momentum of SGD.", None),
+    "layer_decay": (TRAINING, "Factor on the learning rate from each layer to the one below.", None),
+    "clip": (TRAINING, "Largest norm of the gradient; 0 is none.", None),
+    "ema": (TRAINING, "Decay of averaged weights, such as 0.999, which are kept instead; 0 is none.", None),
+    "warmup_epochs": (TRAINING, "Epochs of rising learning rate.", None),
+    "keep": (TRAINING, "last, or best: the epoch with the best validation accuracy.", None),
+    "patience": (TRAINING, "Epochs without a better validation accuracy that end the run; 0 is none.", None),
+    "seed": (TRAINING, "Random seed of initialisation, data order and augmentation.", None),
+    "amp": (TRAINING, "Mixed precision: none, bfloat16 or float16; auto is bfloat16 on a GPU.", None),
+    "evaluate_every": (TRAINING, "Epochs between looks at the validation images; 0 is none.", None),
+    "device": (MACHINE, "auto, cpu or cuda.", None),
+    "compile": (MACHINE, "Use torch.compile.", None),
+    "workers": (MACHINE, "Processes that read images.", "one per CPU core, at most 8"),
+    "checkpoint_seconds": (MACHINE, "Seconds between checkpoints, more where saving is slow.", None),
+    "tensorboard": (MACHINE, "Write for TensorBoard too.", None),
+    "report": (MACHINE, "Write report.html, a page with curves, errors and figures.", None),
+}
 
 
-def _option(panel: str, help: str, *names: str) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False)
+def _option(panel: str, help: str, default: object = None, *names: str) -> Any:
+    """An option that is None where it is not given; what `default` says is shown."""
+    return typer.Option(
+        *names, help=help, rich_help_panel=panel, show_default=False if default is None else str(default)
+    )
+
+
+def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command an option per setting, in the place of its `**given`."""
+    own = inspect.signature(command)
+    settings = []
+    for each in dataclasses.fields(TrainSpec):
+        if each.name in SETTINGS:
+            panel, help, shown = SETTINGS[each.name]
+            default = None if each.default is dataclasses.MISSING else each.default
+            if isinstance(default, bool):
+                default = f"{'' if default else 'no-'}{each.name.replace('_', '-')}"
+            kind: Any = list[each.type] if each.name in REPEATED else each.type  # type: ignore[name-defined]
+            kind = Annotated[kind | None, _option(panel, help, default if shown is None else shown)]
+            settings.append(inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind))
+    taken = {each.name for each in settings}
+    kept = [each for name, each in own.parameters.items() if name not in taken and name != "given"]
+    command.__signature__ = own.replace(parameters=[*settings, *kept])  # type: ignore[attr-defined]
+    return command
 
 
 @contextmanager
 def _first_speaks() -> Iterator[None]:
-    """Of several processes that fail alike the first says why, and torchrun ends the others while they wait."""
+    """Let the first of several processes that fail alike say why; torchrun ends the others while they wait."""
     try:
         yield
     except Exception:
         if os.environ.get("RANK", "0") != "0":
-            time.sleep(PATIENCE)
+            time.sleep(PATIENCE_SECONDS)
         raise
 
 
 @app.command()
 @_first_speaks()
+@_with_settings
 def train(
-    data: Annotated[
-        str | None, _option(TASK, "cifar10, cifar100, pets, cars, a folder of class folders, or a packed file.")
-    ] = None,
-    backbone: Annotated[
-        str | None, _option(TASK, "cifar_resnet20 (or another depth), lenet5, timm/NAME, or a torchvision network.")
-    ] = None,
-    head: Annotated[str | None, _option(TASK, "softmax, linear, second_order, expansion, kernel or best.")] = None,
-    head_option: Annotated[
-        list[str] | None, _option(TASK, "NAME=VALUE, an option of the head, such as degree=9; may be repeated.")
-    ] = None,
-    rectified: Annotated[bool | None, _option(TASK, "Keep the ReLU before the features, or not.")] = None,
-    kervolution: Annotated[str | None, _option(TASK, "first or all, for cifar_resnet backbones.")] = None,
-    pretrained: Annotated[bool | None, _option(TASK, "Start from the library's own weights, or not.")] = None,
-    weights: Annotated[str | None, _option(TASK, "Start from a local safetensors file of weights.")] = None,
-    teacher: Annotated[
-        str | None, _option(TASK, "Learn the scores of this classifier (as for evaluate) instead of the labels.")
-    ] = None,
-    temperature: Annotated[float | None, _option(TASK, "That softens the teacher's scores.")] = None,
-    mixup: Annotated[bool | None, _option(TASK, "Train on images mixed in pairs, in the head, or not.")] = None,
-    size: Annotated[int | None, _option(TASK, "Side of the network's input, for large images.")] = None,
-    short_side: Annotated[int | None, _option(TASK, "Short side that large images are kept at.")] = None,
-    holdout: Annotated[float | None, _option(TASK, "Share of a folder to hold out for testing.")] = None,
-    epochs: Annotated[int | None, _option(TRAINING, "How often every image is seen.")] = None,
-    batch_size: Annotated[int | None, _option(TRAINING, "Images a step, of all processes together.")] = None,
-    learning_rate: Annotated[float | None, _option(TRAINING, "The highest, after the warm-up.")] = None,
-    head_rate: Annotated[
-        float | None,
-        _option(TRAINING, "The head's learning rate, as a multiple of the backbone's; 10 or 1, by head and start."),
-    ] = None,
-    weight_decay: Annotated[float | None, _option(TRAINING, "Of the weights.")] = None,
-    momentum: Annotated[float | None, _option(TRAINING, "Of SGD.")] = None,
-    warmup_epochs: Annotated[int | None, _option(TRAINING, "Epochs of rising learning rate.")] = None,
-    seed: Annotated[int | None, _option(TRAINING, "Of start, order and augmentation.")] = None,
-    evaluate_every: Annotated[
-        int | None, _option(TRAINING, "Epochs between looks at the test images; 0: at the end alone.")
-    ] = None,
-    config: Annotated[Path | None, _option(MACHINE, "YAML file of settings; a flag outweighs it.")] = None,
-    show_config: Annotated[bool, _option(MACHINE, "Print every setting as YAML, and stop.", "--show-config")] = False,
-    out: Annotated[
-        Path | None, _option(MACHINE, "Folder of the training; by default runs/train/DATA-BACKBONE-HEAD-SEED.")
-    ] = None,
-    resume: Annotated[
-        bool, _option(MACHINE, "Go on with the training in that folder, if there is one.", "--resume")
-    ] = False,
-    device: Annotated[str | None, _option(MACHINE, "auto, cpu or cuda.")] = None,
-    compile: Annotated[bool | None, _option(MACHINE, "Use torch.compile, or not.")] = None,
-    workers: Annotated[int | None, _option(MACHINE, "Threads that decode pictures.")] = None,
-    checkpoint_seconds: Annotated[
-        float | None, _option(MACHINE, "Seconds between checkpoints, more where saving one takes long.")
-    ] = None,
-    tensorboard: Annotated[bool | None, _option(MACHINE, "Write for TensorBoard too, or not.")] = None,
+    *,
+    head_option: Annotated[list[str] | None, _option(TASK, "NAME=VALUE or HEAD.NAME=VALUE; may be repeated.")] = None,
+    config: Annotated[Path | None, _option(MACHINE, "YAML file of settings; flags take precedence.")] = None,
+    show_config: Annotated[bool, _option(MACHINE, "Print all settings and exit.", None, "--show-config")] = False,
+    out: Annotated[Path | None, _option(MACHINE, "Folder of the run.", "runs/train/DATA-BACKBONE-HEAD-SEED")] = None,
+    resume: Annotated[bool, _option(MACHINE, "Continue the run in that folder.", None, "--resume")] = False,
+    head: list[str] | None = None,
+    seed: list[int] | None = None,
+    **given: Any,
 ) -> None:
     """Train a classifier on images and keep it.
 
-    Every setting but --data has a default, which --show-config shows; that of the batch size follows the pictures.
+    --data is the one setting without a default; --show-config shows all, and needs no data.
+    A batch size that is not given follows from the number of images.
+    Several --head, and several --seed, are trained on the same images in turn, and a table compares the heads.
     On several GPUs: torchrun --nproc-per-node N -m kernelhead train ..
     """
-    given = dict(locals())
-    own = {name: given.pop(name) for name in ("config", "show_config", "out", "resume", "head_option")}
+    from kernelhead.files import write_bytes
+    from kernelhead.finetune import settings as settings_of
+    from kernelhead.finetune.beside import beside
+    from kernelhead.finetune.data import open_data
+    from kernelhead.finetune.distributed import choose_device, join_world
+    from kernelhead.finetune.images import check_data
+    from kernelhead.finetune.saved import create_classifier
+    from kernelhead.finetune.trainer import train as train_classifier
+    from kernelhead.tables import show
 
-    from kernelhead.train import job
-    from kernelhead.train.config import make_config, says
-    from kernelhead.train.distributed import join_world
-
-    if resume and config is None and out is not None and (out / job.CONFIG_FILE).exists():
-        config = out / job.CONFIG_FILE
-    given["head_options"] = head_options(own["head_option"])
-    settings = make_config(config, given)
-    chosen_batch = says(config, given, "batch_size")
+    if resume and config is None and out is not None and (out / settings_of.CONFIG_FILE).exists():
+        config = out / settings_of.CONFIG_FILE
+    specs = []
+    names: list[str | None] = [*dict.fromkeys(head or ())] or [None]
+    numbers: list[int | None] = [*dict.fromkeys(seed or ())] or [None]
+    for name, number in itertools.product(names, numbers):
+        own = given | {"head": name, "seed": number, "head_options": head_options(head_option, name, head or ())}
+        specs.append(settings_of.resolved(settings_of.make_spec(config, own, needs_data=not show_config)))
     if show_config:
-        fitted = not chosen_batch and not settings.small  # to the pictures that there are, if nobody chooses it
-        print((replace(settings, batch_size=None) if fitted else settings).to_yaml(), end="")
+        print("---\n".join(map(settings_of.to_yaml, specs)), end="")
         return
-    folder = out or Path("runs", "train", settings.name)
-    if resume and not chosen_batch and (folder / job.CONFIG_FILE).exists():  # it was fitted to the data
-        settings = replace(settings, batch_size=make_config(folder / job.CONFIG_FILE, {}).batch_size)
-    job.check_place(folder, settings, resume)
-    chosen = job.choose_device(settings.device, int(os.environ.get("LOCAL_RANK", "0")))
-    job.check_network(settings)
-    world = join_world(chosen)
-    later = f"the training is kept in {folder}, and the same command with --resume goes on from there"
-    with steps_bar("nothing was changed") if world.rank == 0 else nullcontext(None) as packing:
-        opened = job.open_for(settings, chosen, world=world, progress=packing)
-        opened.keep_decoded(packing)
-    if not chosen_batch:
-        usual, settings = settings.batch_size, settings.fitted(len(opened.train), world.size)
-        if settings.batch_size != usual and world.rank == 0:
-            count = f"{len(opened.train)} training images"
-            say(f"batches of {settings.batch_size}, for {count}; --batch-size chooses another number", style="")
-    with training_bar(later) if world.rank == 0 else nullcontext(None) as watch:
-        result = job.train_classifier(settings, folder, opened, world=world, watch=watch)
-    if world.rank == 0:
-        _show_figures(f"{settings.data}, {result['images']['test']} test images", result)
-        print_plain(f"Kept in {folder}; 'kernelhead predict {folder} PICTURES' uses it")
+    folder = out or Path("runs", "train", settings_of.run_name(specs[0], [spec.head for spec in specs]))
+    folders = [folder if len(specs) == 1 else folder / f"{spec.head}-seed{spec.seed}" for spec in specs]
+    for each, spec in zip(folders, specs, strict=True):
+        check_folder(each)
+        settings_of.check_run_folder(each, resume)
+        create_classifier(spec, 2)  # what cannot be made is said before images are read
+    place = choose_device(specs[0].device)
+    check_data(specs[0].data)
+    world = join_world(place)
+    with steps_bar("nothing was changed") if world.rank == 0 else nullcontext(None) as reading:
+        opened = open_data(specs[0], place, progress=reading)
+    runs: dict[str, list[tuple[Path, TrainResult]]] = {}
+    for each, spec in zip(folders, specs, strict=True):
+        chosen = spec.batch_size is not None
+        spec = settings_of.resolved(spec, images=len(opened.train), processes=world.size)
+        if world.rank == 0 and len(specs) > 1:
+            say(f"head {spec.head}, seed {spec.seed}", style="bold")
+        if not chosen and world.rank == 0 and not runs:
+            say(f"batches of {spec.batch_size} for {len(opened.train)} images; choose with --batch-size", style="")
+        later = f"the run is kept in {each}, and the same command with --resume continues it"
+        with training_bar(later) if world.rank == 0 else nullcontext(None) as watch:
+            result = train_classifier(spec, opened, each, world=world, watch=watch)
+        runs.setdefault(spec.head, []).append((each, result))
+    if world.rank == 0 and len(runs) > 1:
+        table, plain = beside(runs)
+        write_bytes(folder / "comparison.json", (json.dumps(plain, indent=1) + "\n").encode())
+        show(table, console)
+        print_plain(f"Kept in {folder}")
+    elif world.rank == 0:
+        for each, result in runs[specs[0].head]:
+            show_figures(f"{specs[0].data}, {result.images['test']} test images", vars(result))
+            print_plain(f"Kept in {each}; 'kernelhead predict {each} IMAGES' uses it")
 
 
-@app.command()
-def evaluate(
-    model: ModelArgument,
-    data: Annotated[
-        str | None,
-        typer.Option(help="Other data than its own: a name, a folder, or a packed file.", show_default=False),
-    ] = None,
-    device: DeviceOption = "auto",
-    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Measure a trained classifier on test images."""
-    from kernelhead.train import job
-    from kernelhead.train.saved import load_classifier
-
-    saved = load_classifier(model)
-    with steps_bar("nothing was changed") as progress:
-        result = job.evaluate_classifier(saved, data, job.choose_device(device), progress)
-    if json_output:
-        print(json.dumps(result, indent=1))
-    else:
-        _show_figures(f"{data or saved.settings['data']}, {result['images']} images", result)
-
-
-@app.command()
-def predict(
-    model: ModelArgument,
-    pictures: Annotated[list[Path], typer.Argument(metavar="PICTURES", help="Picture files, or folders of them.")],
-    output: Annotated[str, typer.Option("--format", help="table, json or csv.")] = "table",
-    top: Annotated[int, typer.Option(min=1, help="How many classes to name for each picture.")] = 1,
-    device: DeviceOption = "auto",
-) -> None:
-    """Say what is in pictures: class and probability."""
-    from kernelhead.data.packed import find_pictures
-    from kernelhead.train import job
-    from kernelhead.train.saved import load_classifier
-
-    if output not in FORMATS:
-        raise ValueError(f"unknown format {output!r}; choose one of {', '.join(FORMATS)}")
-    saved = load_classifier(model)
-    paths = find_pictures(pictures)
-    with steps_bar("nothing was changed") as progress:
-        probabilities, broken = job.predict_pictures(saved, paths, job.choose_device(device), progress)
-    rows = [
-        {"picture": str(path), "class": saved.classes[label], "probability": round(probability, 6)}
-        for index, path in enumerate(paths)
-        if index not in broken
-        for label, probability in _largest(probabilities[index], top)
-    ]
-    _PRINTERS[output](rows)
-    for _, sentence in sorted(broken.items()):
-        say(sentence)
-    if broken:
-        raise typer.Exit(1)
-
-
-def _largest(probabilities: "Tensor", top: int) -> list[tuple[int, float]]:
-    values, labels = probabilities.topk(min(top, len(probabilities)))
-    return list(zip(labels.tolist(), values.tolist(), strict=True))
-
-
-def head_options(given: Sequence[str] | None) -> dict[str, Any] | None:
-    """NAME=VALUE, the value as YAML reads it: 9, 0.5, true, relu."""
+def head_options(given: Sequence[str] | None, head: str | None, heads: Sequence[str]) -> dict[str, Any] | None:
+    """Read NAME=VALUE, the value as YAML reads it: 9, 0.5, true, relu. What is for another of the heads is left out."""
     if not given:
         return None
+    from kernelhead.finetune.settings import load_yaml
+
     options = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not (name and equals):
-            raise ValueError(f"--head-option {text!r} has to be NAME=VALUE, such as degree=9")
+            raise ValueError(f"--head-option takes NAME=VALUE, such as degree=9; got {text!r}")
+        owner, dot, rest = name.partition(".")
+        if dot and owner not in heads:
+            raise ValueError(f"--head-option {text!r} is for a head that is not trained; add --head {owner}")
+        if dot and owner != head:
+            continue
         try:
-            options[name.replace("-", "_")] = yaml.safe_load(value)
+            options[(rest if dot else name).replace("-", "_")] = load_yaml(value)
         except yaml.YAMLError as error:
-            raise ValueError(f"--head-option {text!r} has a value that is not readable YAML") from error
+            raise ValueError(f"the value of --head-option {text!r} is not readable YAML; quote it") from error
     return options
 
 
-def _show_figures(title: str, result: dict[str, Any]) -> None:
+def show_figures(title: str, result: dict[str, Any]) -> None:
     print_plain(title)
-    table = RichTable()
     names = [name for name in FIGURES if result.get(name) is not None]
-    for name in names:
-        table.add_column(FIGURES[name], justify="right")
+    table = RichTable(*(Column(FIGURES[name], justify="right") for name in names))
     table.add_row(*(f"{result[name]:.4f}" if name == "nll" else f"{result[name]:.2f}" for name in names))
     console.print(table)
-
-
-def _print_table(rows: list[dict[str, Any]]) -> None:
-    table = RichTable()
-    for column in ("picture", "class", "probability"):
-        table.add_column(column, justify="right" if column == "probability" else "left", overflow="fold")
-    for row in rows:
-        table.add_row(Text(row["picture"]), Text(row["class"]), f"{row['probability']:.4f}")
-    console.print(table)
-
-
-def _print_json(rows: list[dict[str, Any]]) -> None:
-    print(json.dumps(rows, indent=1, ensure_ascii=False))
-
-
-def _print_csv(rows: list[dict[str, Any]]) -> None:
-    writer = csv.DictWriter(sys.stdout, ("picture", "class", "probability"), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-
-
-_PRINTERS = {"table": _print_table, "json": _print_json, "csv": _print_csv}

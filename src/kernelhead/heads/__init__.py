@@ -1,70 +1,77 @@
-"""Classification layers, one a file, behind one registry.
+"""Classification heads, one per file, behind one registry.
 
-A head is an `nn.Module` made as `Head(in_features, num_classes, **options)`, on the `device` and of the `dtype` among
-these, or by `create_head`, which knows presets too. Its attribute `pools` says what it takes:
-feature vectors (..., D), or, where True, a feature map (N, D, H, W) or tokens (N, L, D).
+A head is made as `Head(in_features, num_classes, **options)`, or by its name with `create_head`. A new head is a file
+with a subclass of `Head` and a line of `HEADS`; tests/heads/test_contract.py says what it promises.
 """
 
 import inspect
-from collections.abc import Callable
 
-from torch import Tensor, nn
-
-from kernelhead.heads import _loss
+from kernelhead.heads._base import CONFIG_VERSION, Head
+from kernelhead.heads._points import PointHead
+from kernelhead.heads.attentive import AttentiveHead
+from kernelhead.heads.cosine import CosineHead
 from kernelhead.heads.expansion import ExpansionHead
-from kernelhead.heads.frozen import FrozenKernelClassifier
-from kernelhead.heads.kernel import KernelClassifier, best_options
+from kernelhead.heads.frozen import FrozenHead
+from kernelhead.heads.kernel import KernelHead
+from kernelhead.heads.landmarks import LandmarkHead
 from kernelhead.heads.linear import LinearHead
+from kernelhead.heads.prototypes import PrototypeHead
 from kernelhead.heads.second_order import SecondOrderHead
-from kernelhead.heads.softmax import SoftmaxHead
 
-HEADS: dict[str, type[nn.Module]] = {
-    "softmax": SoftmaxHead,
+HEADS: dict[str, type[Head]] = {
+    "kernel": KernelHead,
+    "prototypes": PrototypeHead,
+    "landmarks": LandmarkHead,
     "linear": LinearHead,
+    "cosine": CosineHead,
     "second_order": SecondOrderHead,
     "expansion": ExpansionHead,
-    "kernel": KernelClassifier,
+    "attentive": AttentiveHead,
 }
-Options = dict[str, object]
-PRESETS: dict[str, tuple[str, Callable[[Options], Options]]] = {"best": ("kernel", best_options)}
 FACTORY = ("device", "dtype")
 
 
-def create_head(name: str, in_features: int, num_classes: int, **options: object) -> nn.Module:
-    """Make the head called `name`, of `HEADS` or `PRESETS`, with options, and `device` and `dtype` as for layers."""
-    name, options = resolve(name, options)
-    known = [option for option in list(inspect.signature(HEADS[name]).parameters)[2:] if option not in FACTORY]
+def create_head(
+    name: str, in_features: int, num_classes: int, *, version: int = CONFIG_VERSION, **options: object
+) -> Head:
+    """Make the head called `name`, with options, and `device` and `dtype` as for layers of PyTorch.
+
+    `create_head(**head.config)` makes the same head again.
+
+    Example:
+        >>> create_head("kernel", 64, 10, degree=9).config["degree"]
+        9
+    """
+    if version != CONFIG_VERSION:
+        raise ValueError(f"the configuration has version {version}; this kernelhead reads version {CONFIG_VERSION}")
+    if name not in HEADS:
+        raise ValueError(f"unknown head {name!r}; choose one of {', '.join(HEADS)}")
+    known = option_defaults(name)
     unknown = [option for option in options if option not in (*known, *FACTORY)]
     if unknown:
-        raise ValueError(f"head {name!r} has no option {unknown[0]!r}; it takes {', '.join(known) or 'none'}")
+        raise ValueError(f"head {name!r} has no option {unknown[0]!r}; it takes {', '.join(known) or 'no options'}")
     return HEADS[name](in_features, num_classes, **options)
 
 
-def resolve(name: str, options: Options) -> tuple[str, Options]:
-    """The head behind a name and all its options: those of a preset, and `options` over them."""
-    if name not in HEADS and name not in PRESETS:
-        raise ValueError(f"unknown head {name!r}; choose one of {', '.join([*HEADS, *PRESETS])}")
-    head, preset = PRESETS.get(name, (name, dict))
-    return head, preset(options)
-
-
-def loss_and_hits(head: nn.Module, features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean cross-entropy of a head's logits with labels (N,), and which samples it classifies so (N,)."""
-    if isinstance(head, KernelClassifier):
-        return head.loss_and_hits(features, target)
-    return _loss.loss_and_hits(head(features), target)
+def option_defaults(name: str) -> dict[str, object]:
+    """Return the options of the head called `name` with their defaults."""
+    parameters = list(inspect.signature(HEADS[name]).parameters.values())[2:]
+    return {parameter.name: parameter.default for parameter in parameters if parameter.name not in FACTORY}
 
 
 __all__ = [
     "HEADS",
-    "PRESETS",
+    "AttentiveHead",
+    "CosineHead",
     "ExpansionHead",
-    "FrozenKernelClassifier",
-    "KernelClassifier",
+    "FrozenHead",
+    "Head",
+    "KernelHead",
+    "LandmarkHead",
     "LinearHead",
+    "PointHead",
+    "PrototypeHead",
     "SecondOrderHead",
-    "SoftmaxHead",
     "create_head",
-    "loss_and_hits",
-    "resolve",
+    "option_defaults",
 ]

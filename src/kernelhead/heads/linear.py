@@ -1,12 +1,23 @@
-"""LIN, the paper's second baseline: normalised features and weights, the linear kernel, one learnable coefficient."""
+"""SM, the paper's baseline: the usual linear layer with bias."""
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from kernelhead.heads.kernel import KernelClassifier
+from kernelhead.heads._base import Head
 
 
-class LinearHead(KernelClassifier):
-    """Logits a <w_j, f> / (|w_j| |f|) with one learned a >= 0. Features (..., D) -> logits (..., C)."""
+class LinearHead(Head, nn.Linear):
+    """Logits W f + b. Features (..., D) -> logits (..., C).
+
+    Example:
+        >>> LinearHead(64, 10)(torch.randn(8, 64)).shape
+        torch.Size([8, 10])
+    """
+
+    name = "linear"
+    scaled = ("weight", "bias")
+    reset_parameters = nn.Linear.reset_parameters
 
     def __init__(
         self,
@@ -16,4 +27,8 @@ class LinearHead(KernelClassifier):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(in_features, num_classes, kernel="linear", device=device, dtype=dtype)
+        self._configure(in_features, num_classes)  # which checks the sizes
+        nn.Linear.__init__(self, in_features, num_classes, device=device, dtype=dtype)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self._as_given(F.linear(self.points(features), self.weight, self.bias), features)

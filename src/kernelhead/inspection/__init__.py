@@ -1,6 +1,7 @@
-"""What a kernel head has learned: its kernel, what its terms are worth, whether it is positive definite, its points.
+"""Inspection of a trained kernel head: its kernel, the worth of its terms, whether it is positive definite, its points.
 
-`describe` measures; `str` of what it gives is a text with a drawing, `as_dict` is for JSON, and `plot.write_png` draws.
+`head.describe()` measures. `str` of the result is a text with a drawing, `as_dict` is for JSON, and `plot.write_plot`
+draws a chart.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,19 +10,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from kernelhead import kernels
-from kernelhead.heads.frozen import logit_gain
-from kernelhead.heads.kernel import KernelClassifier
-from kernelhead.inspection import text
-from kernelhead.inspection.definite import Definiteness, examine
+from kernelhead.heads import PointHead
 from kernelhead.inspection.points import Points, survey
+from kernelhead.inspection.text import draw
 
-__all__ = ["Definiteness", "Description", "Points", "Term", "describe"]
+__all__ = ["Description", "Points", "Term", "describe"]
 
-Array = NDArray[np.float64]
 NEGLIGIBLE = 0.01  # share of a series, beyond its effective degree
 
 
@@ -30,8 +27,8 @@ class Term:
     """One term of the kernel's series.
 
     `order` is m of t^m, or -2 and -1 for the end-point terms. `raw` is its raw parameter; the terms of a fixed kernel
-    share one. `cost` is by how much a logit changes at most without the term, since |t^m| <= 1. `dead`: its raw
-    parameter of relu is not positive, so that it is zero and has no gradient.
+    share one. `cost` bounds the change of a logit without the term, since |t^m| <= 1. A `dead` term has a raw parameter
+    of relu that is not positive: it is zero and has no gradient.
     """
 
     order: int
@@ -44,37 +41,32 @@ class Term:
     def name(self) -> str:
         return f"a_{self.order}"
 
+    def note(self, landmarks: bool) -> str:
+        """Say what the term means in a head with landmarks, or without."""
+        if self.dead:
+            return "dead: zero, and relu gives it no gradient any more"
+        if self.value == 0:
+            return ""
+        if self.order < 0:
+            return "only where t = ±1, which is rare"
+        if self.order == 0:
+            shared = "the same for all classes: no probability depends on it"
+            return "standardising takes it out" if landmarks else shared
+        return "negative" if self.value < 0 else ""
+
 
 @dataclass(frozen=True)
 class Description:
-    """A kernel head in numbers; `str` makes a text of it.
+    """A kernel head in numbers; `str` makes a text of it."""
 
-    Attributes:
-        head: its class, sizes and options.
-        kernel, coefficients, temperature, pool, window: as the head was made with.
-        terms: ordered a_{-2}, a_{-1}, a_0 .. a_M.
-        t, k: the kernel without its end-point terms at 201 cosines from -1 to 1.
-        largest_logit: no logit is larger in absolute value; None with landmarks, whose bias is not part of the kernel.
-        effective_degree: terms of higher order make up no more than a hundredth of a_1 + .. + a_M.
-        mean_degree: the mean order of a_1 .. a_M, weighted by their absolute values.
-        definiteness: whether the kernel is positive definite, and on which spheres.
-        points: class weights, prototypes or landmarks, and how they are used.
-        classes: their names, where they were given.
-    """
-
-    head: str
-    kernel: str
-    coefficients: str
-    temperature: float
-    pool: str | None
-    window: int
-    terms: tuple[Term, ...]
-    t: tuple[float, ...]
-    k: tuple[float, ...]
-    largest_logit: float | None
-    effective_degree: int
-    mean_degree: float
-    definiteness: Definiteness
+    head: str  # its class, sizes and options
+    config: dict[str, Any]
+    kernel: str  # "learned", or the name of a fixed one
+    terms: tuple[Term, ...]  # ordered a_{-2}, a_{-1}, a_0 .. a_M
+    t: tuple[float, ...]  # 201 cosines from -1 to 1
+    k: tuple[float, ...]  # the kernel there, without its end-point terms
+    largest_logit: float | None  # bounds all logits; None with landmarks, whose bias is not part of the kernel
+    effective_degree: int  # terms of higher order make up no more than a hundredth of a_1 + .. + a_M
     points: Points
     classes: tuple[str, ...] | None
 
@@ -83,91 +75,83 @@ class Description:
         """Names of the terms that relu has switched off for good."""
         return [term.name for term in self.terms if term.dead]
 
+    @property
+    def negative(self) -> list[str]:
+        """Names of the terms below zero. Without any, the kernel is positive definite on every sphere (Schoenberg)."""
+        return [term.name for term in self.terms if term.value < 0]
+
     def cost_beyond(self, order: int) -> float:
-        """By how much a logit changes at most where the series ends after t^order."""
+        """Bound the change of a logit where the series ends after t^order."""
         return sum(term.cost for term in self.terms if term.order > max(order, 0))
 
     def as_dict(self) -> dict[str, Any]:
-        """Numbers, texts and lists, as JSON has them."""
+        """Return numbers, texts and lists, as JSON has them."""
         terms = [{"name": term.name, **asdict(term)} for term in self.terms]
-        return {**asdict(self), "terms": terms, "dead": self.dead}
+        return {**asdict(self), "terms": terms, "dead": self.dead, "negative": self.negative}
 
     def __str__(self) -> str:
-        return text.describe(self)
+        definite = "Positive definite on every sphere: no coefficient is negative (Schoenberg)."
+        if self.negative:
+            definite = f"Not positive definite on every sphere: {', '.join(self.negative)} negative (Schoenberg)."
+        parts = [self.head, draw(self.k), self._remarks(), self._table(), definite]
+        return "\n\n".join(part for part in (*parts, *self.points.paragraphs(self.classes)) if part)
+
+    def _remarks(self) -> str:
+        """Say the facts that the drawing does not show."""
+        even, odd = (term.value for term in self.terms[:2])
+        jumps = f"At t = 1 the kernel jumps by {even + odd:.4g}, at t = -1 by {even - odd:.4g} (a_-2 and a_-1)."
+        pooled = "The head averages k over positions of a map or tokens."
+        fixed = "The kernel is fixed except for its scale, the one raw parameter."
+        known = ((jumps, even or odd), (pooled, self.config.get("pool")), (fixed, self.kernel != "learned"))
+        return "\n".join(remark for remark, holds in known if holds)
+
+    def _table(self) -> str:
+        """Terms, one per line, and what they mean."""
+        landmarks = self.points.kind == "landmarks"
+        lines = [f"{'term':<5}{'raw':>11}{'a':>11}{'without it':>12}{'end here':>11}"]
+        for term in self.terms:
+            end = f"{self.cost_beyond(term.order):.4g}" if term.order >= 1 else ""
+            numbers = f"{term.name:<5}{term.raw:>11.5f}{term.value:>11.5f}{term.cost:>12.4g}{end:>11}"
+            lines.append(f"{numbers}  {term.note(landmarks)}".rstrip())
+        lines.append("without it, end here: the most that a logit changes without this term, and without all after it.")
+        if self.largest_logit is not None:
+            lines.append(f"No logit is beyond ±{self.largest_logit:.4g}.")
+        degree = f"Effective degree {self.effective_degree} of {len(self.terms) - 3}"
+        lines.append(f"{degree}: terms beyond it make up no more than 1 %.")
+        if self.dead:
+            lines.append(f"Dead terms: {', '.join(self.dead)}. Softplus coefficients cannot die.")
+        return "\n".join(lines)
 
 
 def describe(
-    head: KernelClassifier,
-    features: Tensor | Iterable[Tensor] | None = None,
-    *,
-    classes: Sequence[str] | None = None,
+    head: PointHead, features: Tensor | Iterable[Tensor] | None = None, *, classes: Sequence[str] | None = None
 ) -> Description:
-    """Describe a kernel head.
-
-    Args:
-        head: with a learned or a fixed kernel.
-        features: as the head takes them, a tensor or batches of them, to count also of how many samples each class
-            weight, prototype or landmark is the nearest.
-        classes: names, for the text.
-    """
+    """Describe a kernel head; see `Head.describe`."""
     if classes is not None and len(classes) != head.num_classes:
-        raise ValueError(f"the head has {head.num_classes} classes, got {len(classes)} names")
-    alpha = head.alpha.detach().double().cpu()
-    if not alpha.isfinite().all():
-        raise ValueError("the head has coefficients that are not finite: its training diverged")
+        raise ValueError(f"classes needs {head.num_classes} names, one per class of the head; got {len(classes)}")
     if not all(parameter.isfinite().all() for parameter in head.parameters()):
-        raise ValueError("the head has weights that are not finite: its training diverged")
-    powers = alpha[kernels.END_POINTS :].numpy()
+        raise ValueError("the head has numbers that are not finite, as its run diverged; train it anew")
+    kernel, gain = head.kernel, head.gain()
+    alpha = kernel.alpha.detach().double().cpu()
+    raw = kernel.raw_alpha.detach().double().cpu().expand_as(alpha)
+    dead = (raw <= 0) & (kernel.coefficients == "relu")
+    if kernel.profile is not None:
+        dead &= kernel.profile.cpu() != 0
+    rows = zip(*(each.tolist() for each in (raw, alpha, alpha.abs() * gain, dead)), strict=True)
+    terms = tuple(Term(index - kernels.END_POINTS, *row) for index, row in enumerate(rows))
+    mixture = float(np.log(head.prototypes)) if head.aggregate == "logsumexp" else 0.0
     t = torch.linspace(-1, 1, 201, dtype=torch.float64)
-    gain = logit_gain(head)
-    raw = head.raw_alpha.detach().double().cpu().expand_as(alpha).tolist()
-    profile = torch.ones_like(alpha) if head.profile is None else head.profile.cpu()
-    terms = tuple(
-        Term(
-            order=index - kernels.END_POINTS,
-            raw=raw[index],
-            value=value,
-            cost=abs(value) * gain,
-            dead=head.coefficients == "relu" and raw[index] <= 0 and bool(profile[index]),
-        )
-        for index, value in enumerate(alpha.tolist())
-    )
+    sizes = alpha[kernels.END_POINTS + 1 :].abs().numpy()  # of a_1 .. a_M
+    total, beyond = sizes.sum(), sizes.sum() - np.cumsum(sizes)
     return Description(
-        head=f"{type(head).__name__}({head.extra_repr()})",
-        kernel=head.kernel_name,
-        coefficients=head.coefficients,
-        temperature=head.temperature,
-        pool=head.pool,
-        window=head.window,
+        head=f"{type(head).__name__}({head.extra_repr()}, kernel={kernel.extra_repr()})",
+        config=head.config,
+        kernel=kernel.name,
         terms=terms,
         t=tuple(t.tolist()),
         k=tuple(kernels.power_series(t, alpha).tolist()),
-        largest_logit=_largest_logit(head, alpha),
-        effective_degree=_effective_degree(powers),
-        mean_degree=_mean_degree(powers),
-        definiteness=examine(alpha, head.weight.shape[1]),
+        largest_logit=None if head.mixing is not None else alpha.abs().sum().item() * gain + mixture,
+        effective_degree=1 + int(np.argmax(beyond <= NEGLIGIBLE * total)) if total else 0,
         points=survey(head, features),
         classes=None if classes is None else tuple(classes),
     )
-
-
-def _largest_logit(head: KernelClassifier, alpha: Tensor) -> float | None:
-    if head.mixing is not None:
-        return None
-    bound = alpha.abs().sum().item() * logit_gain(head)
-    return bound + float(np.log(head.prototypes)) if head.aggregate == "logsumexp" else bound
-
-
-def _effective_degree(powers: Array) -> int:
-    """`powers` are a_0 .. a_M."""
-    sizes = np.abs(powers[1:])
-    beyond = sizes.sum() - np.cumsum(sizes)  # after t^1, t^2, ..
-    if sizes.sum() == 0:
-        return 0
-    return 1 + int(np.argmax(beyond <= NEGLIGIBLE * sizes.sum()))
-
-
-def _mean_degree(powers: Array) -> float:
-    sizes = np.abs(powers[1:])
-    total = float(sizes.sum())
-    return float(sizes @ np.arange(1, len(powers))) / total if total else 0.0

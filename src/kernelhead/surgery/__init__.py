@@ -1,22 +1,22 @@
 """A new head on somebody else's network."""
 
+import copy
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from kernelhead.heads import HEADS, PRESETS, create_head, resolve
-from kernelhead.heads._places import check_sizes
-from kernelhead.surgery import _libraries as libraries
-from kernelhead.surgery._find import is_convolution, is_linear
-from kernelhead.surgery._inputs import as_inputs
-from kernelhead.surgery._plan import Plan, Slot, find_plan, pooling_plan
-from kernelhead.surgery._relu import replace as replace_module
+from kernelhead.heads import Head, create_head
+from kernelhead.surgery._hooks import Slot
+from kernelhead.surgery._plan import Plan, find_plan, is_linear, replace_module
+from kernelhead.surgery._pooling import pooling_plan
+from kernelhead.surgery._record import described, keep_with_transformers
 from kernelhead.surgery._trace import Inputs, tensors_of
-from kernelhead.surgery._warm import check_warm_start, start_from
+from kernelhead.surgery._warm import WARM, start_from
 
 __all__ = ["Changes", "changes", "kernelize"]
 
@@ -25,40 +25,35 @@ logger = logging.getLogger("kernelhead")
 
 @dataclass(frozen=True)
 class Changes:
-    """What `kernelize` did to a network."""
+    """A record of what `kernelize` did to a network, in names of layers and modules."""
 
-    layers: tuple[str, ...]
-    """Names of the layers that are heads now."""
+    layers: tuple[str, ...]  # that are heads now
     head: str
     num_classes: int
-    relus_removed: tuple[str, ...] = ()
-    """Names of the modules that lost the ReLU before the features."""
-    relus_kept: tuple[str, ...] = ()
-    """Names of the modules where such a ReLU stays."""
-    pooled: tuple[str, ...] = ()
-    """Where the places come from, for a head that pools."""
-    auxiliary: tuple[str, ...] = ()
-    """Names of the auxiliary classifiers of a training, which are linear layers for the new classes now."""
+    relus_removed: tuple[str, ...] = ()  # modules that lost the ReLU before the features
+    relus_kept: tuple[str, ...] = ()  # modules where such a ReLU stays
+    pooled: tuple[str, ...] = ()  # where the positions come from, for a head that pools
+    auxiliary: tuple[str, ...] = ()  # classifiers that only training uses, which are new linear layers
     notes: tuple[str, ...] = ()
+    arguments: dict[str, Any] = field(default_factory=dict)  # of `kernelize` that do the same to a network without head
 
     def __str__(self) -> str:
+        parts = {
+            "the ReLU before the features is removed: ": map(repr, self.relus_removed),
+            "the ReLU before the features stays: ": map(repr, self.relus_kept),
+            "positions come from ": self.pooled,
+            "auxiliary classifiers stay linear: ": map(repr, self.auxiliary),
+        }
         lines = [f"{', '.join(map(repr, self.layers))}: head {self.head!r} for {self.num_classes} classes"]
-        if self.relus_removed:
-            lines.append(f"the ReLU before the features is removed: {', '.join(map(repr, self.relus_removed))}")
-        if self.relus_kept:
-            lines.append(f"the ReLU before the features stays: {', '.join(map(repr, self.relus_kept))}")
-        if self.pooled:
-            lines.append(f"places come from {', '.join(self.pooled)}")
-        if self.auxiliary:
-            lines.append(f"auxiliary classifiers stay linear: {', '.join(map(repr, self.auxiliary))}")
+        lines += [words + listed for words, names in parts.items() if (listed := ", ".join(names))]
         return "; ".join([*lines, *self.notes])
 
 
 def changes(model: nn.Module) -> Changes:
-    """What `kernelize` did to this network."""
+    """Return the record of what `kernelize` did to this network."""
     record = getattr(model, "_kernelhead_changes", None)
     if not isinstance(record, Changes):
-        raise ValueError(f"{type(model).__name__} was not made by kernelize")
+        raise ValueError(f"{type(model).__name__} was not made by kernelize; call kernelize on it first")
     return record
 
 
@@ -66,9 +61,10 @@ def kernelize(
     model: nn.Module,
     num_classes: int | None = None,
     *,
-    head: str = "kernel",
+    head: str = "landmarks",
     warm_start: bool = False,
     rectified: bool = False,
+    class_token: bool | None = None,
     layer: str | Sequence[str] | None = None,
     inputs: Any = None,
     **head_options: Any,
@@ -76,153 +72,136 @@ def kernelize(
     """Put a new head on a network of torchvision, timm, transformers or your own, and return the same network.
 
     The layers that make the logits, each an `nn.Linear` or a 1x1 convolution, are found by a run of a copy on tensors
-    without data. Everything else keeps its weights, names, device, precision, mode and `requires_grad`. What was done
-    is logged by the logger "kernelhead" and can be read with `kernelhead.surgery.changes(model)`.
+    without data. Everything else keeps its weights, names, device, precision, mode and `requires_grad`. The logger
+    "kernelhead" says what was done, and `kernelhead.surgery.changes(model)` returns it.
 
     Args:
         model: the network, not yet wrapped by DataParallel, DistributedDataParallel or torch.compile.
         num_classes: C; None keeps the number of the network.
-        head: one of `kernelhead.HEADS`, or "best": `KernelClassifier.best` where the network pools a feature map or
-            tokens, and the same on its features where it pools nothing.
-        warm_start: start from the trained linear layer: the network classifies nearly as before. Exact in the ranking
-            of the classes where the layer has no bias and no more classes than features; `inputs` keeps the bias,
-            nearly, and the confidence.
-        rectified: keep the ReLU before the features, which is removed otherwise, where the network has one there.
-            A warm start keeps it: the trained weights expect it.
-        layer: the name of the layer to replace, or several names, where they are not to be looked for.
+        head: one of `kernelhead.HEADS`. A head that pools takes the feature map or the tokens from before the network's
+            global pooling. If there are none, it takes the network's features, unless `pool` is among its options.
+            Where the network takes an `attention_mask`, tokens count for which it is not 0: padding changes nothing.
+        warm_start: start from the trained linear layer, for the heads linear, cosine, kernel and prototypes: the
+            network classifies nearly as before. Exact in the ranking of the classes if the layer has no bias and no
+            more classes than features; `inputs` keeps the bias, nearly, and the confidence.
+        rectified: keep the ReLU before the features, which is removed otherwise. A warm start keeps it too: the trained
+            weights expect it.
+        class_token: whether tokens of classification at the beginning are among the positions of a head that pools.
+            None leaves them out where the network's own pooling does. It knows those of networks of timm, and the one
+            that a network reads instead of pooling, such as [CLS] of BERT: the first that counts.
+        layer: the name of the layer to replace, or several names, instead of a search.
         inputs: a batch of the network's inputs: a tensor, a tuple of arguments or a dictionary of named ones. Needed
-            where none can be guessed, and by warm_start for what it says above.
-        head_options: of the head, such as `prototypes=4`. `pool="rkhs"`, and the heads that pool by themselves, take
-            the feature map or the tokens from before the network's global pooling.
+            if none can be guessed, and by warm_start for what it says above.
+        head_options: of the head, such as `landmarks=512`.
     """
-    kind, options = resolve(head, head_options)
-    _check(model, num_classes)
-    pools = _pools(kind, options)
-    if warm_start:
-        check_warm_start(kind, options)
-    given = None if inputs is None else as_inputs(inputs)
-    plan = find_plan(model, (layer,) if isinstance(layer, str) else None if layer is None else tuple(layer), given)
-    before = plan.num_classes
+    _check(model)
+    if warm_start and head not in WARM:
+        raise ValueError(f"warm_start needs a head with weights for each class, {', '.join(WARM)}; got head={head!r}")
+    plan = find_plan(model, (layer,) if isinstance(layer, str) else tuple(layer or ()), inputs)
+    before = plan.slots[0].num_classes
     classes = before if num_classes is None else num_classes
     if classes is None:
         raise ValueError(f"{type(model).__name__} has no classifier yet, so it needs num_classes")
     if warm_start and classes != before:
         raise ValueError(f"warm_start keeps the classes: the trained layer has {before or 'none'}, not {classes}")
-    keeps = rectified or warm_start
-    removals = {name or type(model).__name__: edit for name, edit in plan.removals.items()}
-    relus = [] if keeps else [(name, edit) for name, edit in removals.items() if edit is not None]
-    kept = tuple(name for name, edit in removals.items() if keeps or edit is None)
-    pooled: tuple[str, ...] = ()
+    relus = {name: edit for name, edit in plan.removals.items() if edit is not None and not (rectified or warm_start)}
+    plan.edits = list(relus.values())
 
-    heads = _heads(model, plan, kind, classes, options)
-    notes = []
-    if pools:
+    heads = _heads(model, plan, head, classes, head_options)
+    given = {name: value for name, value in head_options.items() if name == "pool"}
+    given |= {} if class_token is None else {"class_token": class_token}
+    if any(each.pools for each in heads.values()):
         try:
-            plan, pooled = pooling_plan(model, plan, given, [edit for _, edit in relus], heads)
-        except ValueError as error:
-            if head not in PRESETS or head_options.keys() & {"pool", "window"} or plan.trace is None:
-                raise
-            heads = _heads(model, plan, kind, classes, {**options, "pool": None})
-            notes.append(f"on its features as they are ({str(error).split(';')[0]})")
+            plan = pooling_plan(model, plan, heads, class_token)
+        except LookupError as error:
+            for name, value in given.items():
+                wants = f"{name}={value!r} needs the map or the tokens that features are pooled from"
+                raise ValueError(f"{wants}, but {error}; leave {name} out to use the features as they are") from error
+            heads = _heads(model, plan, head, classes, {**head_options, "pool": None})
+            plan.notes.insert(0, f"pool=None, on its features as they are: {error}")
+    elif class_token is not None:
+        raise ValueError(f"class_token={class_token} needs a head that pools; got head={head!r}")
 
-    notes += plan.notes
+    notes = list(plan.notes)
     if warm_start:
-        features = {} if given is None else _features(model, plan, given)
-        for slot in plan.slots:
-            old: Any = model.get_submodule(slot.name)
-            notes += start_from(heads[slot.name], old.weight.flatten(1), old.bias, features.get(slot.name))
+        features = {} if inputs is None else _features(model, plan.slots, plan.trace.given)
+        for name, new in heads.items():
+            old: Any = model.get_submodule(name)
+            notes += start_from(new, old.weight.flatten(1), old.bias, features.get(name))
+    kept = tuple(name for name in plan.removals if name not in relus)
     if kept and not rectified:
-        notes.append(
-            "the trained weights expect that ReLU" if warm_start else "that ReLU is a function call or shared: it stays"
-        )
-    for edit in [*(edit for _, edit in relus), *plan.edits]:
-        edit(model)
-    for slot in plan.slots:
-        slot.install(model, heads[slot.name])
-    auxiliary = () if classes == before else _renew(model, plan.auxiliary, classes)
-    libraries.set_num_classes(model, classes)
-    record = Changes(
-        tuple(slot.name for slot in plan.slots), head, classes,
-        tuple(name for name, _ in relus), kept, pooled, auxiliary, tuple(dict.fromkeys(notes)),
-    )  # fmt: skip
+        stays = "that ReLU is a function call or shared: it stays"
+        notes.append("the trained weights expect that ReLU" if warm_start else stays)
+    auxiliary = _renew_auxiliary(model, plan, classes)
+    plan.apply(model, heads)
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "id2label") and config.num_labels != classes:
+        config.num_labels = classes  # makes new names of labels too
+    for count in ("num_classes", "num_labels"):
+        if isinstance(getattr(model, count, None), int):
+            setattr(model, count, classes)
+    unique = tuple(dict.fromkeys(notes))
+    arguments = {"rectified": rectified or warm_start, "class_token": class_token, "inputs": described(inputs)}
+    arguments["layer"] = list(layer) if isinstance(layer, tuple | list) else layer
+    record = Changes(tuple(heads), head, classes, tuple(relus), kept, plan.pooled, auxiliary, unique, arguments)
     model._kernelhead_changes = record  # type: ignore[assignment]
+    if hasattr(config, "id2label") and hasattr(model, "save_pretrained"):
+        keep_with_transformers(model)
     logger.info("%s: %s", type(model).__name__, record)
     return model
 
 
-def _heads(model: nn.Module, plan: Plan, head: str, num_classes: int, options: dict[str, Any]) -> dict[str, nn.Module]:
-    """A head for each of the layers that make the logits, by its name."""
-    return {
-        slot.name: create_head(head, slot.in_features, num_classes, **options).to(*_home(model, slot.name))
-        for slot in plan.slots
-    }
-
-
-def _check(model: nn.Module, num_classes: int | None) -> None:
+def _check(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"kernelize takes an nn.Module, got {type(model).__name__}")
-    wrapped = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    wrapped = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel | torch.jit.ScriptModule)
     if wrapped or hasattr(model, "_orig_mod") or model._compiled_call_impl is not None:
         raise ValueError(f"kernelize the network itself, before it is compiled or wrapped into {type(model).__name__}")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise ValueError("kernelize the network before it is compiled to TorchScript")
-    if num_classes is not None:
-        check_sizes("kernelize", num_classes=num_classes)
     for name, module in model.named_modules():
-        if isinstance(module, tuple(HEADS.values())):
-            raise ValueError(
-                f"{type(model).__name__} has the head {type(module).__name__} at {name!r} already; "
-                "kernelize the network as it was before"
-            )
+        if isinstance(module, Head):
+            there = f"{type(module).__name__} at {name!r}"
+            raise ValueError(f"{type(model).__name__} has the head {there} already; kernelize it as it was before")
     if is_linear(model):
-        raise ValueError(f"the network is one {type(model).__name__} layer; use kernelhead.create_head in its place")
+        raise ValueError(f"the network is one {type(model).__name__} layer; use kernelhead.create_head instead")
 
 
-def _pools(head: str, options: dict[str, Any]) -> bool:
-    pools = getattr(HEADS[head], "pools", False)
-    if isinstance(pools, bool):
-        return pools and bool(options.get("places", True))
-    return options.get("pool") is not None
-
-
-def _home(model: nn.Module, name: str) -> tuple[torch.device, torch.dtype]:
-    """Device and precision of the old layer; of the network's last weights where the layer has none."""
-    floating = [t for owner in (model, model.get_submodule(name)) for t in tensors_of(owner) if t.is_floating_point()]
-    return (floating[-1].device, floating[-1].dtype) if floating else (torch.device("cpu"), torch.float32)
-
-
-def _features(model: nn.Module, plan: Plan, inputs: Inputs) -> dict[str, Tensor]:
-    """What the classifiers receive for a batch of inputs, (n, D) each, in evaluation mode."""
-    seen: dict[str, Tensor] = {}
-    hooks, modes = [], {module: module.training for module in model.modules()}
+def _heads(model: nn.Module, plan: Plan, head: str, num_classes: int, options: dict[str, Any]) -> dict[str, Head]:
+    """Make the heads by the names of their layers, on their device and in their precision, or that of the network."""
+    heads = {}
     for slot in plan.slots:
+        owners = chain(tensors_of(model), tensors_of(model.get_submodule(slot.name)))
+        *_, last = torch.empty(0), *(each for each in owners if each.is_floating_point())
+        heads[slot.name] = create_head(head, slot.in_features, num_classes, **options).to(last.device, last.dtype)
+    return heads
+
+
+def _features(model: nn.Module, slots: Sequence[Slot], inputs: Inputs) -> dict[str, Tensor]:
+    """Return the inputs of the classifiers for a batch, (n, D) each, in evaluation mode."""
+    seen: dict[str, Tensor] = {}
+    twin = copy.deepcopy(model).eval()
+    for slot in slots:
 
         def keep(module: nn.Module, args: tuple[Tensor, ...], slot: Slot = slot) -> None:
-            last = args[0].movedim(1, -1) if slot.convolution else args[0]
-            seen[slot.name] = last.reshape(-1, slot.in_features).float()
+            seen[slot.name] = slot.before(module, args)[0].reshape(-1, slot.in_features).float()
 
-        hooks.append(model.get_submodule(slot.name).register_forward_pre_hook(keep))
+        twin.get_submodule(slot.name).register_forward_pre_hook(keep)
     args, kwargs = inputs
-    try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            model.eval()(*args, **kwargs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module, training in modes.items():
-            module.training = training
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        twin(*args, **kwargs)
     return seen
 
 
-def _renew(model: nn.Module, names: list[str], num_classes: int) -> tuple[str, ...]:
-    """Give auxiliary classifiers, which only a training uses, the new number of classes."""
-    for name in names:
-        old: Any = model.get_submodule(name)
-        options = {"bias": old.bias is not None, "device": old.weight.device, "dtype": old.weight.dtype}
-        new: nn.Module
-        if is_convolution(old):
-            new = type(old)(old.in_channels, num_classes, 1, **options)
-        else:
-            new = nn.Linear(old.in_features, num_classes, **options)
-        replace_module(model, name, new)
-    return tuple(names)
+def _renew_auxiliary(model: nn.Module, plan: Plan, num_classes: int) -> tuple[str, ...]:
+    """Give linear layers as wide as the classifier that only training uses the new number of classes."""
+    before = plan.slots[0].num_classes
+    if num_classes == before:
+        return ()
+    used, found = {call.name for call in plan.trace.calls}, []
+    for name, module in list(model.named_modules()):
+        old: Any = module
+        if name not in used and is_linear(old) and len(old.weight) == before:
+            options = {"bias": old.bias is not None, "device": old.weight.device, "dtype": old.weight.dtype}
+            sizes = (num_classes,) if isinstance(old, nn.Linear) else (num_classes, 1)
+            replace_module(model, name, type(old)(old.weight.shape[1], *sizes, **options))
+            found.append(name)
+    return tuple(found)

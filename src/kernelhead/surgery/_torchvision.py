@@ -1,6 +1,4 @@
-"""Networks of torchvision whose last ReLU is a function call: the same classes without it."""
-
-from typing import Any
+"""Networks of torchvision whose last ReLU is a function call: classes without it."""
 
 import torch
 from torch import Tensor
@@ -10,15 +8,7 @@ from torchvision.models.googlenet import BasicConv2d as GoogLeNetConv
 from torchvision.models.inception import BasicConv2d as InceptionConv
 
 
-class UnrectifiedGoogLeNetConv(GoogLeNetConv):  # type: ignore[misc]
-    """Convolution and BatchNorm."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.bn(self.conv(x))
-        return result
-
-
-class UnrectifiedInceptionConv(InceptionConv):  # type: ignore[misc]
+class UnrectifiedConv2d(GoogLeNetConv):  # type: ignore[misc]
     """Convolution and BatchNorm."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -35,8 +25,4 @@ class UnrectifiedDenseNet(DenseNet):  # type: ignore[misc]
         return logits
 
 
-UNRECTIFIED: dict[type, Any] = {
-    GoogLeNetConv: UnrectifiedGoogLeNetConv,
-    InceptionConv: UnrectifiedInceptionConv,
-    DenseNet: UnrectifiedDenseNet,
-}
+UNRECTIFIED = {GoogLeNetConv: UnrectifiedConv2d, InceptionConv: UnrectifiedConv2d, DenseNet: UnrectifiedDenseNet}

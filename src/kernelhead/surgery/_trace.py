@@ -1,217 +1,208 @@
-"""One run of a copy of a network on tensors without data, written down as a graph.
+"""A run of a copy of a network on tensors without data, recorded as a graph.
 
-The copy shares no tensor with the network and computes nothing: running statistics, caches and random numbers of the
-network stay as they are, and a large network costs no memory. Where a network looks at its numbers while it runs,
-which tensors without data don't have, a real copy runs instead.
+The copy shares no tensor with the network and computes nothing: the network's running statistics, caches and random
+numbers stay as they are, and a large network costs no memory. A network that looks at its numbers while it runs, which
+tensors without data don't have, is run as a real copy instead.
 """
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-    UnsupportedFakeTensorException,
-)
+from torch._subclasses import fake_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments of a network
-Prepare = Callable[[nn.Module, Callable[[nn.Module], nn.Module]], None]
-NEEDS_DATA = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException)
+Heads = Mapping[str, nn.Module]  # by the names of their layers
+Edit = Callable[[nn.Module, Heads], None]  # a change to a network, or to a copy of it
+SIDES = (224, 32, 28, 64, 256, 128, 384, 299)  # of images, if the network doesn't say
+TOKENS = 8
+NEEDS_DATA = (  # errors of a run without data
+    fake_tensor.DataDependentOutputException,
+    fake_tensor.DynamicOutputShapeException,
+    fake_tensor.UnsupportedFakeTensorException,
+)
 
 
 @dataclass(eq=False)
 class Node:
     """A tensor of the run and the operation that made it."""
 
-    op: str
-    """The operation's name, as "mean"; "" for a parameter, a constant or an input of the network."""
+    op: str  # such as "mean"; "" for an input of the network
     shape: tuple[int, ...]
-    inputs: tuple["Node", ...] = ()
-    """What it was made of, parameters and constants left out."""
+    floating: bool
+    inputs: tuple["Node", ...] = ()  # the tensors that it was made of, without parameters and constants
     arguments: tuple[Any, ...] = ()
-    scope: tuple[str, ...] = ()
-    """Names of the modules that were running, the innermost last."""
-    constant: bool = False
-    floating: bool = True
+    scope: tuple[str, ...] = ()  # names of the modules that were running, the innermost last
 
     @property
     def sources(self) -> tuple["Node", ...]:
-        """Its inputs without masks and indices, where there are others."""
+        """The floating-point inputs, without masks and indices; all inputs where there is no other."""
         return tuple(node for node in self.inputs if node.floating) or self.inputs
+
+    def __str__(self) -> str:
+        return f"{self.op!r}" + (f" in {self.scope[-1]!r}" if any(self.scope) else "")
 
 
 @dataclass(eq=False)
 class Call:
-    """One call of a module (of the copy): its first argument and its result, where they are tensors."""
+    """One call of a module of the copy: its first argument and its result, where they depend on the network's input."""
 
     name: str
     module: nn.Module
     input: Node | None
-    scope: tuple[str, ...]
     output: Node | None = None
 
 
-@dataclass(eq=False)
-class Trace:
-    """What happened in a run, in order."""
+def walk_back(nodes: Iterable[Node], beyond: Callable[[Node], bool]) -> Iterator[Node]:
+    """Yield nodes and the tensors that they were made of, each once, and go beyond a node only where told to."""
+    waiting, seen = list(nodes), set()
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            yield node
+            if beyond(node):
+                waiting.extend(node.sources)
 
-    calls: list[Call] = field(default_factory=list)
-    nodes: list[Node] = field(default_factory=list)
-    outputs: list[Node] = field(default_factory=list)
-    """The logits; several tensors where the network doesn't say which of them are the logits."""
-    attempt: int = 0
-    """Which of the inputs went through."""
+
+class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A copy of a network, and every operation and every call of a module in its latest run, in order."""
+
+    def __init__(self, model: nn.Module, edit: Edit | None, heads: Heads, fake: fake_tensor.FakeTensorMode | None):
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.fake = fake
+        tensors = [tensor for module in (model, *heads.values()) for tensor in tensors_of(module)]
+        memo = {} if fake is None else {id(each): fake.from_tensor(each) for each in tensors}
+        self.twin, heads = copy.deepcopy((model, heads), memo)  # tensors in the memo are not copied
+        if edit is not None:
+            with fake or nullcontext():
+                edit(self.twin, heads)
+        self.twin.eval()
+        for name, module in self.twin.named_modules():
+            # Outermost on both sides, so that hooks of the module's own belong to its call.
+            module.register_forward_pre_hook(partial(self._enter, name), prepend=True)
+            module.register_forward_hook(self._leave)
+
+    def run(self, given: Inputs) -> "Trace":
+        """Run the copy on these inputs. Several outputs stay where the network doesn't say which are the logits."""
+        self.given = given
+        self.calls: list[Call] = []
+        self.open: list[Call] = []
+        self.nodes: list[Node] = []
+        self.known: dict[int, tuple[Node, Tensor]] = {}  # by address. A tensor is kept, so that no other gets its own
+        args, kwargs = given if self.fake is None else tree_map_only(Tensor, self.fake.from_tensor, given)
+        for tensor in _leaves(args, kwargs):
+            self.known[id(tensor)] = Node("", tuple(tensor.shape), tensor.is_floating_point()), tensor
+        with self.fake or nullcontext(), self:
+            output = self.twin(*args, **kwargs)
+        logits = getattr(output, "logits", None)
+        found = map(self.node, _leaves(output if logits is None else logits))
+        self.outputs = [node for node in found if node is not None]
+        return self
 
     def calls_of(self, name: str) -> list[Call]:
         return [call for call in self.calls if call.name == name]
 
-
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes down every operation, and through hooks every call of a module."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.names = {module: name for name, module in model.named_modules()}
-        for module in self.names:
-            self._watch(module)
-
-    def start(self, inputs: Inputs) -> None:
-        """Begin anew, with these inputs."""
-        self.trace = Trace()
-        self.open: list[Call] = []
-        self.nodes: dict[int, Node] = {}
-        self.kept: list[Tensor] = []  # so that no address is used twice
-        for tensor in tree_leaves(inputs):
-            if isinstance(tensor, Tensor):
-                self._add(tensor, Node("", tuple(tensor.shape), floating=tensor.is_floating_point()))
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        inputs = tuple(node for tensor in tensors if not (node := self.node(tensor)).constant)
-        scope = tuple(call.name for call in self.open)
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                floating = tensor.is_floating_point()
-                node = Node(
-                    func.overloadpacket.__name__, tuple(tensor.shape), inputs, args, scope, not inputs, floating
-                )
-                self.trace.nodes.append(node)
-                self._add(tensor, node)
+        inputs = tuple(node for tensor in _leaves(args, kwargs) if (node := self.node(tensor)) is not None)
+        name, scope = func.overloadpacket.__name__, tuple(call.name for call in self.open)
+        for tensor in _leaves(result) if inputs else ():
+            node = Node(name, tuple(tensor.shape), tensor.is_floating_point(), inputs, args, scope)
+            self.nodes.append(node)
+            self.known[id(tensor)] = node, tensor
         return result
 
-    def node(self, tensor: Tensor) -> Node:
-        """The node of a tensor. One never seen was made outside of the run: a constant."""
-        if id(tensor) not in self.nodes:
-            self._add(tensor, Node("", tuple(tensor.shape), constant=True))
-        return self.nodes[id(tensor)]
+    def node(self, value: Any) -> Node | None:
+        """Return the node of a tensor that depends on the network's input."""
+        return self.known.get(id(value), (None,))[0]
 
-    def _add(self, tensor: Tensor, node: Node) -> None:
-        self.kept.append(tensor)
-        self.nodes[id(tensor)] = node
+    def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self.open.append(Call(name, module, self.node(args[0]) if args else None))
+        self.calls.append(self.open[-1])
 
-    def _watch(self, module: nn.Module) -> None:
-        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            first = self.node(args[0]) if args and isinstance(args[0], Tensor) else None
-            call = Call(self.names[module], module, first, tuple(call.name for call in self.open))
-            self.trace.calls.append(call)
-            self.open.append(call)
-
-        def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            self.open.pop().output = self.node(output) if isinstance(output, Tensor) else None
-
-        # Outermost on both sides, so that hooks of the module's own belong to its call.
-        module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True)
-        module.register_forward_hook(leave, with_kwargs=True)
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self.open.pop().output = self.node(output)
 
 
-def logits_of(output: Any) -> list[Tensor]:
-    """The tensors among which the logits are: `output.logits` where there is such a thing."""
-    logits = getattr(output, "logits", None)
-    return [logits] if isinstance(logits, Tensor) else [x for x in tree_leaves(output) if isinstance(x, Tensor)]
+def _leaves(*trees: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(trees) if isinstance(leaf, Tensor)]
 
 
 def tensors_of(model: nn.Module) -> Iterator[Tensor]:
+    """Yield parameters and buffers."""
     return chain(model.parameters(), model.buffers())
 
 
-def trace(
-    model: nn.Module,
-    inputs: Callable[[], Iterable[Inputs]],
-    prepare: Prepare | None = None,
-) -> Trace:
-    """Run a copy of `model` in evaluation mode on the first of `inputs` that goes through.
+def trace(model: nn.Module, inputs: Iterable[Inputs], edit: Edit | None = None, heads: Heads | None = None) -> Trace:
+    """Run a copy of `model` in evaluation mode on the first of `inputs` that goes through, or raise the first's error.
 
-    `prepare(copy, twin)` changes the copy before it runs; `twin(module)` is what it may put in for another module.
-    Raises the error of the first input where none goes through.
+    `edit` changes the copy before it runs, with copies of `heads`.
     """
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    try:
-        return _run(model, inputs, prepare, mode)
-    except NEEDS_DATA:
-        return _run(model, inputs, prepare, None)
-
-
-def _run(
-    model: nn.Module,
-    inputs: Callable[[], Iterable[Inputs]],
-    prepare: Prepare | None,
-    mode: FakeTensorMode | None,
-) -> Trace:
-    def make_twin(module: nn.Module) -> nn.Module:
-        memo = {} if mode is None else {id(tensor): mode.from_tensor(tensor) for tensor in tensors_of(module)}
-        return copy.deepcopy(module, memo)  # what stands in the memo is not copied
-
-    twin = make_twin(model)
     first_error: Exception | None = None
-    with _quiet(), torch.random.fork_rng(devices=[]), torch.no_grad(), mode or nullcontext():
-        if prepare is not None:
-            prepare(twin, make_twin)
-        twin.eval()
-        recorder = _Recorder(twin)
-        for attempt, given in enumerate(inputs()):
-            args, kwargs = given if mode is None else _fake(mode, given)
-            recorder.start((args, kwargs))
-            try:
-                with recorder:
-                    output = twin(*args, **kwargs)
-                recorder.trace.outputs = [recorder.node(tensor) for tensor in logits_of(output)]
-                recorder.trace.attempt = attempt
-                return recorder.trace
-            except NEEDS_DATA:
-                raise
-            except Exception as error:  # whatever a network raises on input it can't take
-                first_error = first_error or error
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True  # a try that fails is no error
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            run = Trace(model, edit, heads or {}, fake_tensor.FakeTensorMode(allow_non_fake_inputs=True))
+            for given in inputs:
+                try:
+                    try:
+                        return run.run(given)
+                    except NEEDS_DATA:
+                        run = Trace(model, edit, heads or {}, None)
+                        return run.run(given)
+                except Exception as error:  # whatever a network raises on input it can't take
+                    first_error = first_error or error
+    finally:
+        logger.disabled = before
     raise first_error or ValueError("no input is known for it")
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without torch's log of operations that fail: a try that fails is no error."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
+def guesses(model: nn.Module) -> Iterator[Inputs]:
+    """Yield inputs that are worth a try, the likeliest first."""
+    like = next((tensor for tensor in tensors_of(model) if tensor.is_floating_point()), torch.empty(0))
+    named = getattr(model, "main_input_name", None)  # of transformers
+    end = getattr(getattr(model, "config", None), "eos_token_id", None)
+    for batch in (2, 1):  # some networks of transformers take a single text if no padding token is set
+        for shape in _shapes(model, named):
+            tensor = like.new_zeros(batch, *shape)
+            if shape == (TOKENS,):
+                tensor = torch.ones_like(tensor, dtype=torch.int64)
+                tensor[:, -1] = end if isinstance(end, int) else 1  # some networks look there for the end of the text
+            yield ((), {named: tensor}) if isinstance(named, str) else ((tensor,), {})
 
 
-def _fake(mode: FakeTensorMode, inputs: Inputs) -> Inputs:
-    def convert(x: Any) -> Any:
-        return mode.from_tensor(x) if isinstance(x, Tensor) and not isinstance(x, FakeTensor) else x
-
-    args, kwargs = tree_map(convert, inputs)
-    return args, kwargs
+def _shapes(model: nn.Module, named: object) -> Iterator[tuple[int, ...]]:
+    """Yield shapes of a sample."""
+    kinds = nn.Linear | nn.Embedding | nn.Conv1d | nn.Conv2d | nn.Conv3d
+    first = next((module for module in model.modules() if isinstance(module, kinds)), None)
+    if named == "input_ids" or (named is None and isinstance(first, nn.Embedding)):
+        yield (TOKENS,)
+        return
+    if named is None and isinstance(first, nn.Linear):
+        yield from ((first.in_features,), (5, first.in_features))
+    if isinstance(first, nn.Conv1d):
+        yield from ((first.in_channels, length) for length in (64, 16, 1024, 16000))
+    if isinstance(first, nn.Conv3d):
+        yield first.in_channels, 16, 112, 112
+    config = getattr(model, "config", None)
+    owners = [getattr(model, "patch_embed", None), model, config, getattr(config, "vision_config", None)]
+    sizes = [getattr(owner, name, None) for owner in owners for name in ("img_size", "image_size")]
+    said: Any = getattr(model, "pretrained_cfg", None) or {}  # of timm
+    own, *known = said.get("input_size") or (None,)
+    channels = [own] if own else [first.in_channels, 3] if isinstance(first, nn.Conv2d) else [3]
+    size: Any
+    for size in [*sizes, known, *SIDES]:
+        pair = (size, size) if isinstance(size, int) else size
+        if isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(side, int) for side in pair):
+            yield from ((each, *pair) for each in dict.fromkeys(channels))

@@ -1,73 +1,53 @@
 """A head that starts from a trained linear layer.
 
-Softmax does not change when one vector v is added to all class weights. Where all |w_j + v| are equal, logits
-<w_j + v, f> rank the classes as the cosines do, and so does every kernel that grows with the cosine. Equal lengths are
-a linear condition on v,
-
-    2 <w_j - mean(w), v> = mean(|w|^2) - |w_j|^2    for all j,
-
-which has a solution where there are no more classes than features, and otherwise a best one. What lengths then lack
-can be added in the one direction in which the features of a batch have the least extent, often none after a ReLU.
+Softmax does not change when one vector v is added to all class weights. If all |w_j + v| are equal, logits <w_j + v, f>
+rank the classes as the cosines do, and so does every kernel that grows with the cosine. Equal lengths are a linear
+condition on v, 2 <w_j - mean(w), v> = mean(|w|^2) - |w_j|^2 for all j. It has a solution if there are no more classes
+than features. Otherwise the rest can be added in the direction in which the features of a batch have the least extent.
 
 A single class has no others to be compared with: its logit itself is kept, as far as a cosine can.
 """
 
 import math
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.distributions.transforms import SoftplusTransform
+from torch.nn import functional as F
 
 from kernelhead import kernels
-from kernelhead.heads import KernelClassifier, SoftmaxHead
+from kernelhead.heads import Head
 
-RIDGE = 1e-4
-"""Of the squared singular values. A longer v would make lengths more equal, and crowd the class weights around it."""
-SPARK = 0.01
-"""The other coefficients, relative to that of t: small, as k is to be nearly linear, but alive. At zero a relu
-coefficient has no gradient."""
-SPREAD = 0.01
-"""How far the prototypes of a class begin from each other, relative to their length."""
+WARM = ("linear", "cosine", "kernel", "prototypes")  # heads with weights of their own for each class
+CUT = 0.01  # of singular values. A longer v makes lengths more equal, but crowds the class weights.
+SPARK = 0.01  # the other coefficients, relative to that of t: k is nearly linear, but at zero relu has no gradient
+SPREAD = 0.01  # the first distance between prototypes of a class, relative to their length
 
 
-def check_warm_start(head: str, options: dict[str, object]) -> None:
-    """Refuse heads that a linear layer says nothing about."""
-    if head not in ("kernel", "linear", "softmax"):
-        raise ValueError(f"warm_start needs a head with class weights, 'kernel', 'linear' or 'softmax', not {head!r}")
-    if options.get("landmarks") is not None:
-        raise ValueError("warm_start cannot start landmarks, which belong to no class; use prototypes, or start anew")
-    if options.get("pool") is not None:
-        raise ValueError("warm_start starts from weights for pooled features; pool='rkhs' has none, start it anew")
+def start_from(head: Head, weight: Tensor, bias: Tensor | None, features: Tensor | None) -> list[str]:
+    """Let a head begin as the linear layer with this weight (C, D) and bias (C,) ends. Returns notes about it.
 
-
-def _check_one_class(head: KernelClassifier) -> None:
-    """Refuse what adds to all logits alike: softmax doesn't see it, but a single logit is read by its sign."""
-    mixture = head.prototypes > 1 and head.aggregate == "logsumexp"
-    if mixture or head.coefficients == "softmax" or head.kernel_name in ("polynomial", "rbf"):
-        raise ValueError(
-            "warm_start of one class cannot keep the sign of its logit with prototypes under logsumexp, coefficients "
-            "'softmax' or the kernels 'polynomial' and 'rbf'; use others, or start anew"
-        )
-
-
-def start_from(head: nn.Module, weight: Tensor, bias: Tensor | None, features: Tensor | None) -> list[str]:
-    """Let a head begin as the linear layer with this weight (C, D) and bias (C,) ends. Returns what there is to say.
-
-    `features` (n, D) are of the network's own inputs: with them the bias is kept, as well as a head without bias can,
-    and the confidence.
+    `features` (n, D) are of the network's own inputs. They keep the confidence, and the bias, as well as a head without
+    bias can.
     """
-    if isinstance(head, SoftmaxHead):
+    made: Any = head
+    b = weight.new_zeros(len(weight)) if bias is None else bias.detach()
+    if head.name == "linear":
         with torch.no_grad():
-            head.weight.copy_(weight)
-            head.bias.zero_() if bias is None else head.bias.copy_(bias)
+            made.weight.copy_(weight)
+            made.bias.copy_(b)
         return ["starts as the trained layer"]
-    assert isinstance(head, KernelClassifier)
-    if len(weight) == 1:
-        _check_one_class(head)
+    mixture = made.prototypes > 1 and made.aggregate == "logsumexp"
+    if len(weight) == 1 and (mixture or made.coefficients == "softmax" or made.kernel.name in ("polynomial", "rbf")):
+        raise ValueError(  # they add to all logits alike: softmax doesn't see it, but one logit is read by its sign
+            f"warm_start of one class cannot keep the sign of its logit with aggregate={made.aggregate!r}, "
+            f"coefficients={made.coefficients!r}, kernel={made.kernel.name!r}; use 'sum', 'relu' and 'learned'"
+        )
     notes = ["starts from the trained layer"]
-    w = weight.detach().double().cpu()
-    b = w.new_zeros(w.shape[0]) if bias is None else bias.detach().double().cpu()
+    w, b = weight.detach().double().cpu(), b.double().cpu()
     own_bias = _centred(b[None])[0]
-    profile = _profile(head)
+    profile = _profile(made)
     if features is None:
         if own_bias.any():
             notes.append("its bias is left out: give a batch of inputs to keep it")
@@ -79,107 +59,76 @@ def start_from(head: nn.Module, weight: Tensor, bias: Tensor | None, features: T
     else:
         f = features.detach().double().cpu()
         logits = f @ w.t() + b
-        w = w + torch.outer(own_bias, constant_direction(f))
+        u = torch.linalg.pinv(f.t() @ f, rtol=CUT**2, hermitian=True) @ f.sum(0)  # <u, f> is near 1 for all features f
+        w = w + torch.outer(own_bias, u)
         w = w + common_shift(w)
         if len(f) >= 2 * w.shape[1]:  # fewer don't show in which direction there is nothing
-            longer = lengthened(w, least_direction(f))
-            right = [(_cosines(f, each).argmax(1) == logits.argmax(1)).sum() for each in (w, longer)]
-            w = longer if right[1] > right[0] else w
+            w = max(w, _lengthened(w, f), key=lambda each: (_cosines(f, each).argmax(1) == logits.argmax(1)).sum())
         else:
             notes.append(f"{len(f)} inputs are few for {w.shape[1]} features: twice as many as features serve better")
         values = _centred(kernels.power_series(_cosines(f, w), profile))
         scale = ((values * _centred(logits)).sum() / values.square().sum().clamp_min(1e-300)).item()
-    lengths = w.norm(dim=1)
-    unequal = (lengths.std(correction=0) / lengths.mean()).item()
+    unequal = (w.norm(dim=1).std(correction=0) / w.norm(dim=1).mean()).item()
     if unequal > 0.01:
         notes.append(f"lengths of its class weights differ by {unequal:.0%}, which the head cannot follow")
-    if head.prototypes > 1 and head.aggregate == "sum":
-        scale /= head.prototypes
-    return notes + _set(head, w, profile, scale * head.temperature)
+    if made.aggregate == "sum":
+        scale /= made.prototypes
+    return notes + _set(made, w, profile, scale * made.temperature)
 
 
 def common_shift(weight: Tensor) -> Tensor:
-    """The v (D,) that makes the lengths of the rows of weight + v as equal as a short v can. weight (C, D)."""
-    centred = weight - weight.mean(0)
+    """Return the v (D,) that makes the rows of weight + v as equal in length as a short v can. weight (C, D)."""
     squares = weight.square().sum(1)
-    left, singular, right = torch.linalg.svd(centred, full_matrices=False)
-    if singular[0] == 0:
-        return torch.zeros_like(weight[0])
-    damped = singular / (singular.square() + RIDGE * singular[0].square())
-    shift: Tensor = right.t() @ (damped * (left.t() @ ((squares.mean() - squares) / 2)))
+    shift: Tensor = torch.linalg.pinv(weight - weight.mean(0), rtol=CUT) @ ((squares.mean() - squares) / 2)
     return shift
 
 
-def lengthened(weight: Tensor, direction: Tensor) -> Tensor:
-    """The rows of weight (C, D), all made as long as the longest by a change along a unit vector (D,)."""
+def _lengthened(weight: Tensor, features: Tensor) -> Tensor:
+    """Make the rows of weight (C, D) as long as the longest, in the direction where features (n, D) extend least."""
+    direction = torch.linalg.eigh(features.t() @ features).eigenvectors[:, 0]
     along = weight @ direction
     missing = weight.square().sum(1).max() - weight.square().sum(1)
-    longer = (along.square() + missing).sqrt() * torch.where(along < 0, -1.0, 1.0)
+    longer = (along.square() + missing).sqrt().copysign(along)
     return weight + torch.outer(longer - along, direction)
 
 
-def least_direction(features: Tensor) -> Tensor:
-    """The unit vector u (D,) with the least sum of <u, f>^2 over features f (n, D)."""
-    direction: Tensor = torch.linalg.eigh(features.t() @ features).eigenvectors[:, 0]
-    return direction
-
-
-def constant_direction(features: Tensor) -> Tensor:
-    """The u (D,) with <u, f> as near to 1 as can be for all features f (n, D): a bias is then a part of the weights."""
-    squares = features.t() @ features
-    ridge = 1e-3 * squares.diagonal().mean().clamp_min(1e-300)
-    identity = torch.eye(squares.shape[0], dtype=squares.dtype, device=squares.device)
-    direction: Tensor = torch.linalg.solve(squares + ridge * identity, features.sum(0))
-    return direction
-
-
 def _centred(logits: Tensor) -> Tensor:
-    """Without what they have in common, which softmax doesn't see. (n, C) -> (n, C); one class stays as it is."""
+    """Take out the mean over classes, which softmax doesn't see. (n, C) -> (n, C); one class stays as it is."""
     return logits - logits.mean(1, keepdim=True) if logits.shape[1] > 1 else logits
 
 
 def _cosines(features: Tensor, weight: Tensor) -> Tensor:
-    unit, directions = (x / x.norm(dim=1, keepdim=True).clamp_min(1e-300) for x in (features, weight))
-    cosines: Tensor = unit @ directions.t()
-    return cosines
+    return F.normalize(features, eps=1e-300) @ F.normalize(weight, eps=1e-300).t()
 
 
-def _profile(head: KernelClassifier) -> Tensor:
-    """The coefficients to start with, up to their scale."""
-    if head.profile is not None:
-        return head.profile.detach().double().cpu()
+def _profile(head: Any) -> Tensor:
+    """Return the coefficients to start with, up to their scale."""
+    if head.kernel.profile is not None:
+        return cast(Tensor, head.kernel.profile.double().cpu())
     profile = torch.full((head.degree + 3,), SPARK, dtype=torch.float64, device="cpu")
     profile[kernels.END_POINTS + 1] = 1
     if head.num_classes == 1:
-        profile[kernels.END_POINTS] = SPARK**2  # it moves the one logit, where softmax would not see it
+        profile[kernels.END_POINTS] = SPARK**2  # it moves the one logit, which softmax would not see
     return profile
 
 
-def _set(head: KernelClassifier, weight: Tensor, profile: Tensor, scale: float) -> list[str]:
-    """Write weights and coefficients, which are `scale` times the profile where the activation can give them."""
-    notes = []
-    fixed = head.profile is not None
-    alpha = profile.new_ones(1) if fixed else profile.clone()
-    if head.coefficients in ("sigmoid", "softmax"):
-        # Bounded: all of them below 1, or all of them together 1, where a_0 takes what is left and changes nothing.
-        most = 0.99 / (alpha.max() if head.coefficients == "sigmoid" else alpha.sum()).item()
-        if scale > most:
-            notes.append(f"its confidence is lowered: {head.coefficients} coefficients are bounded")
-        scale = min(scale, most)
-    alpha = (alpha * scale).clamp_min(1e-12)
-    if head.coefficients == "sigmoid":
-        raw = torch.logit(alpha)
-    elif head.coefficients == "softmax":
-        alpha[kernels.END_POINTS] += 1 - alpha.sum()
-        raw = alpha.log()
-    elif head.coefficients == "softplus":
-        raw = alpha + torch.log(-torch.expm1(-alpha))
-    else:
-        raw = alpha
+def _set(head: Any, weight: Tensor, profile: Tensor, scale: float) -> list[str]:
+    """Write weights and coefficients, `scale` times the profile if the activation can give them."""
+    alpha = profile if head.kernel.profile is None else profile.new_ones(1)
+    # Each sigmoid coefficient is below 1. Softmax coefficients add up to 1: a_0 takes the rest and changes nothing.
+    together = {"sigmoid": alpha.max().item(), "softmax": alpha.sum().item()}.get(head.coefficients, 0.0)
+    lowered = scale * together > 0.99
+    raw = (alpha * (0.99 / together if lowered else scale)).clamp_min(1e-12)
+    if head.coefficients == "softmax":
+        raw[kernels.END_POINTS] += 1 - raw.sum()
+    inverses: dict[str, Any] = {"sigmoid": torch.logit, "softmax": torch.log, "softplus": SoftplusTransform().inv}
+    raw = inverses.get(head.coefficients, torch.clone)(raw)
     rows = weight.repeat_interleave(head.prototypes, 0)
     if head.prototypes > 1:
         rows = rows + SPREAD * torch.randn_like(rows) * (rows.norm(dim=1, keepdim=True) / math.sqrt(rows.shape[1]))
     with torch.no_grad():
         head.weight.copy_(rows)
         head.raw_alpha.copy_(raw)
-    return notes
+        if head.bias is not None:
+            head.bias.zero_()
+    return [f"its confidence is lowered: {head.coefficients} coefficients are bounded"] if lowered else []

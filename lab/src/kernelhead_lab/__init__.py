@@ -1,0 +1,1 @@
+"""The laboratory: what settles the paper."""

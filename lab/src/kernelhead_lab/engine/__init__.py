@@ -1,0 +1,1 @@
+"""Many small runs at once: `loop` trains networks, `ensemble` heads on feature vectors."""

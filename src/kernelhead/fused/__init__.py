@@ -1,0 +1,1 @@
+"""Fast versions of the mathematics, one file per backend."""

@@ -1,1 +1,0 @@
-"""Fused implementations: what the heads and losses compute, with memory and speed in mind."""
