@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize
+from scipy.optimize import minimize, minimize_scalar
 from scipy.sparse import csr_matrix
-from scipy.special import softmax
+from scipy.special import logsumexp, softmax
 
 from kernelhead import KernelHeadClassifier
 from kernelhead.metrics import best_temperature
@@ -213,6 +213,36 @@ def test_the_log_loss_is_at_its_lowest(rng, monkeypatch, landmarks):
     c, b = system.expansion(fit.coefficients)
     scores = power_kernel(unit, at, alpha.numpy()) @ c.numpy() + b.numpy()
     np.testing.assert_allclose(scores, fit.scores, atol=1e-7)
+
+
+@pytest.mark.parametrize("scale", [1.0, 100.0, 1e6])
+def test_a_step_along_a_line_ends_at_its_lowest_point(rng, scale):
+    """Against SciPy, also where the loss is so flat that Newton's steps lead far away."""
+    labels, weight = np.eye(3)[rng.integers(0, 3, 12)], rng.uniform(0.5, 2, 12)
+    scores = rng.normal(size=(12, 3)) * 5
+    change = (labels - softmax(scores, axis=1)) * rng.exponential(size=(12, 1)) * scale
+    square = 1e-3 * scale**2
+
+    def loss(length):
+        at = scores + length * change
+        return weight @ (logsumexp(at, axis=1) - (at * labels).sum(1)) + length**2 * square / 2
+
+    tensors = [torch.from_numpy(each) for each in (labels, weight, change)]
+    length = Fit(torch.empty(0), torch.from_numpy(scores))._length(*tensors, 0.0, square, softmax=True)
+    best = minimize_scalar(loss, bounds=(0, 1e3 / scale), method="bounded", options={"xatol": 1e-6 / scale})
+    assert loss(length) < best.fun + 1e-3 * (loss(0) - best.fun)
+
+
+@pytest.mark.filterwarnings("error::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("options", [{"landmarks": 8}, {"class_weight": "balanced", "degree": 2}])
+def test_a_few_samples_that_tell_nothing_are_fitted_to_the_end(seed, options):
+    """Labels by chance choose a small ridge often, and the loss of a sharp fit is flat and steep by turns."""
+    random = np.random.default_rng(seed)
+    x = np.array([[i, j] for i in range(3) for j in range(4)], dtype=float)
+    target = random.permutation(np.arange(12) % 2)
+    fitted = KernelHeadClassifier(random_state=seed, **options).fit(x, target)
+    assert np.isfinite(fitted.decision_function(x)).all()
 
 
 def test_features_that_are_made_anew_give_the_same_fit(rng, monkeypatch):

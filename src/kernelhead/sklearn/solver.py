@@ -31,6 +31,7 @@ MIN_RIDGE = 3e-4  # of a path
 BETTER = 0.998  # a path of ridges ends where one is not better than the last by as much
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the scores of least squares
 REFRESH = 10  # steps of a preconditioner
+LINE_STEPS = 20  # of Newton's method along a line, at most
 PATH_STEPS, PATH_TOLERANCE = 10, 1e-3  # of a fit that chooses; in nats per sample that are left to gain
 STEPS, BLOCK_STEPS, TOLERANCE = 60, 12, 2e-4  # of the last one; where features are made anew in every step
 UNFINISHED = 1e-2  # nats per sample that are worth a warning
@@ -98,17 +99,20 @@ class Fit:
     def _length(
         self, labels: Tensor, weight: Tensor, change: Tensor, linear: float, square: float, softmax: bool
     ) -> float:
-        """Return the step of the lowest loss along a change of scores, by Newton's method."""
-        length = 0.0
-        for _ in range(6 if softmax else 1):
+        """Return the step of the lowest loss along a change of scores: Newton's method, kept between brackets."""
+        length, low, high = 0.0, 0.0, math.inf
+        for _ in range(LINE_STEPS if softmax else 1):
             at = self.scores + length * change
             p = torch.softmax(at, 1) if softmax else at
             slope = float(weight @ ((p - labels) * change).sum(1)) + linear + length * square
+            low, high = (length, high) if slope < 0 else (low, length)
             second = change.square()
             second = (p * second).sum(1) - (p * change).sum(1).square() if softmax else second.sum(1)
-            step = -slope / max(float(weight @ second) + square, 1e-30)
-            length = min(length + step, 2 * length + 4.0)
-            if abs(step) < 1e-2 * abs(length):
+            before, length = length, length - slope / max(float(weight @ second) + square, 1e-30)
+            if softmax:  # where the loss is flat, a step of Newton's may lead anywhere
+                length = min(length, 2 * before + 4.0)
+                length = length if low <= length <= high else (low + high) / 2
+            if abs(length - before) < 1e-2 * length:
                 break
         return length
 
