@@ -196,30 +196,6 @@ def test_nothing_but_a_constant_is_left():
     assert torch.equal(head.freeze()(torch.randn(5, D)), torch.full((5, C), 3.0))
 
 
-@pytest.mark.parametrize("tolerance", [1e-3, 0.3, 5.0])
-@pytest.mark.parametrize(
-    "case", ["kernel", "temperature", "rbf", "prototypes-sum", "prototypes-logsumexp", "landmarks-maps"]
-)
-def test_no_logit_changes_by_more_than_the_tolerance(case, tolerance):
-    head, x = make(case, torch.float64, batch=200)
-    if not head.pools:
-        x = torch.cat([x, head.weight.detach()])  # where all powers are largest
-    cut = head.freeze(tolerance=tolerance)
-    change = (cut(x) - head(x)).abs().max().item()
-    assert change <= tolerance + 1e-9
-    dropped = int(((head.alpha != 0) & (cut.alpha == 0)).sum())
-    assert dropped > 0 or tolerance < 1 or case in ("temperature", "landmarks-maps")
-
-
-def test_a_tolerance_shortens_the_series_of_a_gaussian():
-    head = KernelHead(D, C, kernel="rbf")
-    exact, cut = head.freeze(), head.freeze(tolerance=1e-4)
-    assert 2 < cut.degree < exact.degree
-    x = torch.randn(50, D)
-    assert 0 < (cut(x) - exact(x)).abs().max() < 1e-4
-    assert cut.alpha[2] == exact.alpha[2]
-
-
 def test_freezing_leaves_the_head_as_it_is():
     head, _ = make("landmarks-maps")
     head.train()
@@ -229,12 +205,6 @@ def test_freezing_leaves_the_head_as_it_is():
     assert head.training
     assert not frozen_head.training
     assert all(torch.equal(tensor, before[name]) for name, tensor in head.state_dict().items())
-
-
-@pytest.mark.parametrize("tolerance", [-1, float("nan")])
-def test_a_tolerance_is_not_negative(tolerance):
-    with pytest.raises(ValueError, match=rf"^tolerance needs to be at least 0; got tolerance={tolerance}$"):
-        KernelHead(D, C).freeze(tolerance=tolerance)
 
 
 # --- as a module ------------------------------------------------------------------------------------------------------
@@ -302,8 +272,6 @@ def test_a_subclass_that_computes_otherwise_stays_as_it_is():
     frozen_head = head.freeze()
     assert (type(frozen_head), frozen_head.training, head.training) == (Doubled, False, True)
     assert torch.equal(frozen_head(x), head(x))
-    with pytest.raises(ValueError, match=r"^Doubled can only be frozen as it is; got tolerance=0\.1"):
-        head.freeze(tolerance=0.1)
 
 
 def test_a_frozen_head_knows_what_it_was():

@@ -140,9 +140,9 @@ def inspect(
     saved = load_classifier(model)
     with steps_bar("nothing was changed") as progress:
         features = None if data is None else feature_batches(saved, data, choose_device(device), progress)
-        description = saved.head.describe(features, classes=saved.classes)
+        description = saved.head.describe(features)
     if json_output:
-        print(json.dumps(description.as_dict(), indent=1))
+        print(json.dumps({**description.as_dict(), "classes": saved.classes}, indent=1))
     else:
         print_plain(str(description))
     if plot is not None:

@@ -70,7 +70,7 @@ def write_report(
     parts += ["<h2>Classes</h2>", _per_class(confusion, classes)]
     parts += ["<h2>Reliability</h2>", _inline(_reliability(logits, labels))]
     if hasattr(saved.head, "kernel"):
-        write_plot(folder / KERNEL_FILE, saved.head.describe(classes=classes))
+        write_plot(folder / KERNEL_FILE, saved.head.describe())
         parts += ["<h2>Kernel</h2>", _inline((folder / KERNEL_FILE).read_bytes())]
     parts += ["<h2>Most confident errors</h2>", _errors(images, logits, classes)]
     settings = html.escape(yaml.safe_dump(saved.spec.as_dict(), sort_keys=False, allow_unicode=True))

@@ -1,7 +1,7 @@
 """The base of all heads: a configuration, a loss, and how they behave as modules."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -125,20 +125,18 @@ class Head(nn.Module):
         """Return a copy for inference, in evaluation mode. Kernel heads become faster; see `FrozenHead`."""
         return deepcopy(self).eval()
 
-    def describe(
-        self, features: Tensor | Iterable[Tensor] | None = None, *, classes: Sequence[str] | None = None
-    ) -> "Description":
+    def describe(self, features: Tensor | Iterable[Tensor] | None = None) -> "Description":
         """Return what a kernel head has learned, in numbers; `print` shows them with the kernel drawn.
 
-        With features as the head takes them, or batches of them, also how its points are used. `classes` are names for
-        the text. See `kernelhead.inspection`.
+        With features as the head takes them, or batches of them, also how its points are used. See
+        `kernelhead.inspection`.
         """
         from kernelhead.inspection import describe  # it is made of heads
 
         if not hasattr(self, "kernel"):
             raise ValueError(f"{type(self).__name__} has no kernel to describe; use a head such as kernel or landmarks")
         head: Any = self
-        return describe(head, features, classes=classes)
+        return describe(head, features)
 
     def loss(
         self,

@@ -156,7 +156,7 @@ class PointHead(Head):
         """By how much a logit changes at most where every kernel value changes by at most 1."""
         raise NotImplementedError
 
-    def freeze(self, *, tolerance: float = 0.0) -> Head:
+    def freeze(self) -> Head:
         """Return a copy for inference: the logits of evaluation mode, faster. See `FrozenHead`.
 
         A subclass that computes its logits in its own way is copied as it is.
@@ -164,12 +164,7 @@ class PointHead(Head):
         from kernelhead.heads.frozen import FrozenHead  # it is made of heads
 
         homes = {getattr(type(self), method).__module__ for method in ("forward", "points", "_logits")}
-        if all(home.startswith("kernelhead.heads.") for home in homes):
-            return FrozenHead(self, tolerance=tolerance)
-        if tolerance:
-            name = type(self).__name__
-            raise ValueError(f"{name} can only be frozen as it is; got tolerance={tolerance}, leave it out")
-        return super().freeze()
+        return FrozenHead(self) if all(home.startswith("kernelhead.heads.") for home in homes) else super().freeze()
 
 
 class ClassPointsHead(PointHead):
@@ -246,10 +241,10 @@ class ClassPointsHead(PointHead):
             raise ValueError(f"{type(self).__name__} has {own} here, so it has no logits; use loss or top_k")
         return super().forward(features, mask)
 
-    def freeze(self, *, tolerance: float = 0.0) -> Head:
+    def freeze(self) -> Head:
         if self.share is not None:
             raise ValueError(f"{type(self).__name__} has some of the classes here; freeze a whole one")
-        return super().freeze(tolerance=tolerance)
+        return super().freeze()
 
     def _logits(self, values: Tensor) -> Tensor:
         if self.prototypes > 1:

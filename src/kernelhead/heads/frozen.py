@@ -26,12 +26,10 @@ class FrozenHead(Head):
 
     Args:
         head: the trained head, which stays as it is. Its forward hooks, which `kernelize` uses, go along.
-        tolerance: terms are left out, the smallest first, as long as no logit changes by more than this. At 0 only
-            terms with a coefficient of zero go. a_0, which costs nothing, always stays.
 
     Shapes:
         features and logits as of the head. directions `(K, D)`, with prototypes the first of every class, then the
-        second. alpha `(M + 3,)`, with zeros for left-out terms. mean `(Q,)` and mixing `(C, Q)` of landmarks.
+        second. alpha `(M + 3,)`. mean `(Q,)` and mixing `(C, Q)` of landmarks.
     """
 
     precise = ("alpha", "mean")  # a rounded a_m moves kernel values by more than standardised ones vary
@@ -41,9 +39,7 @@ class FrozenHead(Head):
     mean: Tensor | None
     mixing: Tensor | None
 
-    def __init__(self, head: PointHead, *, tolerance: float = 0.0) -> None:
-        if not tolerance >= 0:
-            raise ValueError(f"tolerance needs to be at least 0; got tolerance={tolerance}")
+    def __init__(self, head: PointHead) -> None:
         super().__init__()
         self.name = head.name  # type: ignore[misc]  # the configuration stays the head's
         self._configure(head.in_features, head.num_classes, **head._options)
@@ -53,11 +49,6 @@ class FrozenHead(Head):
             weight = head.weight.view(-1, head.prototypes, head.weight.shape[1]).transpose(0, 1).flatten(0, 1)
             self.register_buffer("directions", unit_vectors(weight).to(weight.dtype))
             alpha = head.alpha / head.temperature
-            if tolerance:
-                costs = head.alpha.abs().double() * head.gain()
-                costs[kernels.END_POINTS] = torch.inf
-                order = costs.argsort()
-                alpha[order[costs[order].cumsum(0) <= tolerance]] = 0
             self.register_buffer("alpha", alpha.to(real_dtype(alpha.dtype)))
             self.register_buffer("bias", None if head.bias is None else head.bias.clone())
             mean = mixing = None

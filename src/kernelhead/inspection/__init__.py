@@ -4,7 +4,7 @@
 draws a chart.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -68,7 +68,6 @@ class Description:
     largest_logit: float | None  # bounds all logits; None with landmarks, whose bias is not part of the kernel
     effective_degree: int  # terms of higher order make up no more than a hundredth of a_1 + .. + a_M
     points: Points
-    classes: tuple[str, ...] | None
 
     @property
     def dead(self) -> list[str]:
@@ -94,7 +93,7 @@ class Description:
         if self.negative:
             definite = f"Not positive definite on every sphere: {', '.join(self.negative)} negative (Schoenberg)."
         parts = [self.head, draw(self.k), self._remarks(), self._table(), definite]
-        return "\n\n".join(part for part in (*parts, *self.points.paragraphs(self.classes)) if part)
+        return "\n\n".join(part for part in (*parts, *self.points.paragraphs()) if part)
 
     def _remarks(self) -> str:
         """Say the facts that the drawing does not show."""
@@ -123,12 +122,8 @@ class Description:
         return "\n".join(lines)
 
 
-def describe(
-    head: PointHead, features: Tensor | Iterable[Tensor] | None = None, *, classes: Sequence[str] | None = None
-) -> Description:
+def describe(head: PointHead, features: Tensor | Iterable[Tensor] | None = None) -> Description:
     """Describe a kernel head; see `Head.describe`."""
-    if classes is not None and len(classes) != head.num_classes:
-        raise ValueError(f"classes needs {head.num_classes} names, one per class of the head; got {len(classes)}")
     if not all(parameter.isfinite().all() for parameter in head.parameters()):
         raise ValueError("the head has numbers that are not finite, as its run diverged; train it anew")
     kernel, gain = head.kernel, head.gain()
@@ -153,5 +148,4 @@ def describe(
         largest_logit=None if head.mixing is not None else alpha.abs().sum().item() * gain + mixture,
         effective_degree=1 + int(np.argmax(beyond <= NEGLIGIBLE * total)) if total else 0,
         points=survey(head, features),
-        classes=None if classes is None else tuple(classes),
     )

@@ -1,6 +1,6 @@
 """The points of a head in feature space (class weights, prototypes or landmarks) and how they are used."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -12,17 +12,7 @@ from kernelhead.heads import PointHead
 from kernelhead.inspection.text import bars
 
 COLLAPSED = 0.99  # two points closer than this cosine act as one
-MAX_PAIRS = 1000
 ROWS = 1024  # points that are compared at once
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two points, by their rows of `weight`, and the cosine between them."""
-
-    first: int
-    second: int
-    cosine: float
 
 
 @dataclass(frozen=True)
@@ -32,9 +22,8 @@ class Points:
     kind: str  # "class weights", "prototypes" or "landmarks"
     count: int
     per_class: int  # how many a class has; with landmarks all of them
-    closest: Pair | None  # with prototypes, the closest two of one class
-    pairs: int  # how many were compared
-    collapsed: tuple[Pair, ...]  # closer than a cosine of 0.99, the closest first, a thousand at most
+    closest: float | None  # the largest cosine of two points, of one class where these are prototypes
+    collapsed: tuple[int, ...]  # points that another one is closer to than a cosine of 0.99
     mixing: tuple[float, ...] | None  # the share of each landmark in the squared lengths of the columns of `mixing`
     samples: int | None
     nearest: tuple[int, ...] | None  # for how many of these samples each point is the nearest in the RKHS
@@ -44,16 +33,15 @@ class Points:
         """Points that are the nearest for no sample."""
         return [index for index, count in enumerate(self.nearest or ()) if count == 0]
 
-    def paragraphs(self, classes: Sequence[str] | None) -> list[str]:
+    def paragraphs(self) -> list[str]:
         """Return what is to be said of the points."""
         per_class = f", {self.per_class} per class" if self.kind == "prototypes" else ""
         line = f"{self.kind.capitalize()}: {self.count}{per_class}."
         if self.closest is not None:
-            line += f" The closest two have cosine {self.closest.cosine:.3f} ({self._named(self.closest, classes)})."
+            line += f" The closest two have cosine {self.closest:.3f}."
         if self.collapsed:
-            count = f"{len(self.collapsed)}{' or more' if len(self.collapsed) == MAX_PAIRS else ''}"
-            shown = [self._named(pair, classes) for pair in self.collapsed[:5]] + [".."] * (len(self.collapsed) > 5)
-            line += f"\nCollapsed (cosine above {COLLAPSED}): {count} of {self.pairs} pairs: {'; '.join(shown)}."
+            shown = [str(index) for index in self.collapsed[:10]] + [".."] * (len(self.collapsed) > 10)
+            line += f"\nCollapsed (another has a cosine above {COLLAPSED}): {len(self.collapsed)}: {', '.join(shown)}."
         parts = [line]
         if self.mixing is not None:
             parts.append(f"Shares of landmarks in mixing, largest first.\n{bars(self.mixing)}")
@@ -62,14 +50,6 @@ class Points:
             parts.append(f"{line}\n{bars(self.nearest)}")
         return parts
 
-    def _named(self, pair: Pair, classes: Sequence[str] | None) -> str:
-        """Name two points: classes of class weights, class and indices of prototypes, indices of landmarks."""
-        if self.kind == "landmarks":
-            return f"{pair.first} and {pair.second}"
-        size = self.per_class
-        first, second = (classes[i // size] if classes else f"class {i // size}" for i in (pair.first, pair.second))
-        return f"{first} and {second}" if size == 1 else f"{first}: {pair.first % size} and {pair.second % size}"
-
 
 def survey(head: PointHead, features: Tensor | Iterable[Tensor] | None) -> Points:
     """Measure the points of a head, and with features for how many samples each is the nearest."""
@@ -77,7 +57,7 @@ def survey(head: PointHead, features: Tensor | Iterable[Tensor] | None) -> Point
     weight = head.weight.detach().double().cpu()
     unit, size = unit_vectors(weight), head.prototypes if kind == "prototypes" else len(weight)
     # Prototypes are compared within their class, other points with each other.
-    pairs = sorted(_pairs(unit.view(-1, size, unit.shape[1])), key=lambda pair: -pair.cosine)
+    closest = _closest(unit.view(-1, size, unit.shape[1]))
     mixing = None
     if head.mixing is not None:
         squares = head.mixing.detach().double().cpu().square().sum(0)
@@ -87,29 +67,22 @@ def survey(head: PointHead, features: Tensor | Iterable[Tensor] | None) -> Point
         kind=kind,
         count=len(unit),
         per_class=len(unit) if kind == "landmarks" else head.prototypes,
-        closest=pairs[0] if pairs else None,
-        pairs=len(unit) * (size - 1) // 2,
-        collapsed=tuple(pair for pair in pairs if pair.cosine > COLLAPSED)[:MAX_PAIRS],
+        closest=closest.max().item() if size > 1 else None,
+        collapsed=tuple(torch.nonzero(closest > COLLAPSED).flatten().tolist()),
         mixing=mixing,
         samples=None if nearest is None else sum(nearest),
         nearest=nearest,
     )
 
 
-def _pairs(groups: Tensor) -> Iterator[Pair]:
-    """The closest pair of each block of points, and all collapsed ones. groups (G, R, D) of unit vectors."""
-    size = groups.shape[1]
-    for row in range(0, size, ROWS):
-        cosines = groups[:, row : row + ROWS] @ groups[:, row:].mT
-        upper = torch.ones_like(cosines, dtype=torch.bool).triu(1)
-        candidates = cosines.masked_fill(~upper, -torch.inf).flatten()
-        best = candidates.topk(min(max(int((candidates > COLLAPSED).sum()), 1), MAX_PAIRS))
-        group, above, below = torch.unravel_index(best.indices, cosines.shape)
-        start = group * size + row
-        rows = torch.stack([start + above, start + below], 1).tolist()
-        for (first, second), cosine in zip(rows, best.values.tolist(), strict=True):
-            if cosine > -torch.inf:
-                yield Pair(first, second, cosine)
+def _closest(groups: Tensor) -> Tensor:
+    """Return the cosine of each point with the closest other one of its group. groups (G, R, D) of unit vectors."""
+    found = []
+    for row, block in enumerate(torch.split(groups, ROWS, 1)):
+        cosines = block @ groups.mT
+        cosines.diagonal(row * ROWS, 1, 2).fill_(-torch.inf)
+        found.append(cosines.amax(2))
+    return torch.cat(found, 1).flatten()
 
 
 def _nearest(head: PointHead, features: Tensor | Iterable[Tensor]) -> Tensor:
