@@ -100,11 +100,24 @@ def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def _first_speaks() -> Iterator[None]:
-    """Let the first of several processes that fail alike say why; torchrun ends the others while they wait."""
+    """Let the first of several processes that fail alike say why; torchrun ends the others while they wait.
+
+    Where one is gone, the first two say so: it may have been one of them.
+    """
+    rank = int(os.environ.get("RANK", "0"))
     try:
         yield
-    except Exception:
-        if os.environ.get("RANK", "0") != "0":
+    except Exception as error:
+        from kernelhead.finetune.distributed import is_lost
+        from kernelhead.finetune.interrupt import ignore_interrupts
+
+        if is_lost(error):
+            ignore_interrupts()  # of torchrun, which ends what is left of the group
+            if rank > 1:
+                raise typer.Exit(1) from error
+            lost = "another process of this training ended or cannot be reached"
+            raise RuntimeError(f"{lost}; start all of them again with --resume") from error
+        if rank:
             time.sleep(PATIENCE_SECONDS)
         raise
 
@@ -134,12 +147,13 @@ def train(
     from kernelhead.finetune import settings as settings_of
     from kernelhead.finetune.beside import beside
     from kernelhead.finetune.data import open_data
-    from kernelhead.finetune.distributed import choose_device, join_world
+    from kernelhead.finetune.distributed import choose_device, is_restarted, join_world
     from kernelhead.finetune.images import check_data
     from kernelhead.finetune.saved import create_classifier
     from kernelhead.finetune.trainer import train as train_classifier
     from kernelhead.tables import show
 
+    resume = resume or is_restarted()
     if resume and config is None and out is not None and (out / settings_of.CONFIG_FILE).exists():
         config = out / settings_of.CONFIG_FILE
     specs = []

@@ -1,7 +1,7 @@
 """The device of a process, and several processes that train one network on their parts of every batch.
 
 The batch size is that of all processes together. Losses are those of one process up to rounding, except for dropout and
-mixup, which each process draws for itself, and for BatchNorm on CPUs, whose statistics are per process.
+mixup, which each process draws for itself.
 """
 
 import atexit
@@ -11,6 +11,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from kernelhead.fused.collectives import add_up
+from kernelhead.fused.precision import real_dtype
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -49,7 +53,11 @@ def join_world(device: torch.device) -> World:
     if "WORLD_SIZE" not in os.environ:
         return World()
     if not distributed.is_initialized():
-        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        store, rank, size = next(distributed.rendezvous("env://"))
+        # The store of torchrun outlives a restart, and with it the addresses of processes that are gone.
+        store = distributed.PrefixStore(f"attempt-{_attempt()}", store)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
         atexit.register(_leave)
     return World(distributed.get_rank(), distributed.get_world_size())
 
@@ -63,6 +71,20 @@ def _leave() -> None:
 def is_first() -> bool:
     """Return whether this is the first of the processes that `torchrun` started: it speaks for all."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def is_restarted() -> bool:
+    """Return whether `torchrun --max-restarts` started these processes after others that failed."""
+    return _attempt() != "0"
+
+
+def _attempt() -> str:
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+
+
+def is_lost(error: BaseException) -> bool:
+    """Return whether an error says that other processes cannot be reached; gloo has no type of its own for it."""
+    return isinstance(error, distributed.DistError) or (isinstance(error, RuntimeError) and "/gloo/" in str(error))
 
 
 def choose_device(name: str) -> torch.device:
@@ -81,13 +103,47 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda", index)
 
 
+class SharedBatchNorm(_BatchNorm):
+    """BatchNorm whose statistics are those of all processes, on any device. That of torch needs GPUs."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Take any number of dimensions."""
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(input)
+        x = input.to(real_dtype(input.dtype))
+        dims, shape = [0, *range(2, x.dim())], [1, -1, *[1] * (x.dim() - 2)]
+        own = torch.full((1,), x.numel() // x.shape[1], dtype=x.dtype, device=x.device)
+        *sums, count = add_up(torch.cat([x.sum(dims), own])).split([x.shape[1], 1])
+        mean = sums[0] / count
+        centred = x - mean.view(shape)
+        variance = add_up(centred.square().sum(dims)) / count
+        if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
+            self.num_batches_tracked += 1
+            share = 1 / self.num_batches_tracked.item() if self.momentum is None else self.momentum
+            with torch.no_grad():
+                self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
+                self.running_var.lerp_((variance * count / (count - 1)).to(self.running_var.dtype), share)
+        found = centred * (variance + self.eps).rsqrt().view(shape)
+        if self.affine:
+            found = found * self.weight.view(shape) + self.bias.view(shape)
+        return found.to(input.dtype)
+
+
 def synchronize_batch_norm(model: nn.Module, device: torch.device) -> None:
-    """Let BatchNorm on GPUs take its statistics over all processes; torch can do that on GPUs alone. Names stay."""
+    """Let BatchNorm take its statistics over all processes: by torch on GPUs, by `SharedBatchNorm` elsewhere.
+
+    Names stay. Subclasses by others keep statistics per process, and are named in a warning.
+    """
     own_statistics = set()
     for parent in list(model.modules()):
         for name, child in parent.named_children():
-            if device.type == "cuda" and type(child) in BATCH_NORMS:
+            if type(child) in BATCH_NORMS and device.type == "cuda":
                 setattr(parent, name, nn.SyncBatchNorm.convert_sync_batchnorm(child))  # type: ignore[no-untyped-call]
+            elif type(child) in BATCH_NORMS:
+                child.__class__ = SharedBatchNorm
             elif isinstance(child, BATCH_NORMS):
                 own_statistics.add(type(child).__name__)
     if own_statistics and is_first():

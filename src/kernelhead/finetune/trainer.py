@@ -30,6 +30,7 @@ from kernelhead.finetune.schedule import epoch_order, mix, warmup_cosine
 from kernelhead.finetune.settings import CHECKPOINT_FILE, CONFIG_FILE, MODEL_FILE, RESULT_FILE, to_yaml
 from kernelhead.finetune.spec import TrainResult, TrainSpec
 from kernelhead.functional import mixup_cross_entropy
+from kernelhead.fused.precision import real_dtype
 from kernelhead.metrics import accuracy, summary
 
 REPORT_SECONDS = 0.5
@@ -157,7 +158,7 @@ def train(
                 with network.no_sync() if waits else nullcontext():
                     with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
                         logits = main_logits(network(some.contiguous(memory_format=layout)))
-                    loss = loss_of(logits.float(), answers) / spec.accumulate
+                    loss = loss_of(logits.to(real_dtype(logits.dtype)), answers) / spec.accumulate
                     scaler.scale(loss).backward()
                 losses[step] += loss.detach()
                 right += (logits.argmax(1) == answers).sum()

@@ -58,15 +58,6 @@ class Share:
             distributed.all_reduce(x, getattr(distributed.ReduceOp, operation), self.group)
         return x
 
-    def gather(self, x: Tensor, dim: int = 0) -> Tensor:
-        """Return x of all processes, one after the other. Its gradient is that of own x, times their number.
-
-        The loss gives every process the whole gradient. Data-parallel training takes the mean over processes of the
-        gradients that each has by its own samples, and needs their sum.
-        """
-        gathered: Tensor = _Gather.apply(x, self.group, dim)
-        return gathered
-
     def combine(self, sums: Sums, target: Tensor) -> Sums:
         """Add what the classes of all processes have; target (N,) are own labels."""
         highest = self.reduce(sums.z.clone(), "MAX")
@@ -116,23 +107,6 @@ def _sample(own: Tensor, classes: int, share: float) -> tuple[Tensor, Tensor, fl
     count = min(len(others), math.ceil(share * len(others)))
     sampled = others[torch.randperm(len(others), device=own.device)[:count]].sort().values
     return positive, sampled, len(others) / count if count else 1.0
-
-
-class _Gather(torch.autograd.Function):
-    """x of all processes, which have as many samples each."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any, dim: int) -> Tensor:
-        ctx.group, ctx.dim, ctx.size = group, dim, x.shape[dim]
-        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(group.size())]
-        distributed.all_gather(parts, x.contiguous(), group)
-        return torch.cat(parts, dim)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        own = gradient.narrow(ctx.dim, ctx.group.rank() * ctx.size, ctx.size)
-        return ctx.group.size() * own, None, None
 
 
 class _ShardedNLL(torch.autograd.Function):
