@@ -1,16 +1,31 @@
 """Files that are written whole or not at all, and what they say of where they were made."""
 
+import glob
+import json
 import os
 import platform
+import re
 import shutil
+import stat
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from kernelhead._version import __version__
+
+LOCK_FILE, OWNER_FILE = ".lock", ".lock.json"
+PATIENCE_SECONDS = 1.0  # for another process to end, or to say who it is
+TEMPORARY = re.compile(r"\..+\.(\d+)@(.*)\.tmp", re.DOTALL)  # process and host
+UNTOUCHED_SECONDS = 3600  # after which a temporary file is dead, whoever has the number of its process now
+
+
+class BusyFolderError(RuntimeError):
+    """A folder that another process writes."""
 
 
 def environment() -> dict[str, Any]:
@@ -31,23 +46,112 @@ def hardware_name(hardware: dict[str, Any]) -> str:
     return str(gpu or f"{threads} CPU thread{'s' * (threads != 1)}")
 
 
+def plain_file(path: Path, most: int | None = None) -> Path:
+    """Return the path of a file. Refuse what may never end, such as a pipe, and what has more than `most` bytes."""
+    try:
+        told = path.stat()
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"there is no file {path}") from error
+    if not stat.S_ISREG(told.st_mode):
+        kind = "a folder" if stat.S_ISDIR(told.st_mode) else "a pipe or a device"
+        raise ValueError(f"{path} is {kind}; give a plain file")
+    if most is not None and told.st_size > most:
+        raise ValueError(f"{path} has {told.st_size:,} bytes, and such files have {most:,} at most; give another")
+    return path
+
+
+def remove_leftovers(folder: Path, name: str = "*") -> None:
+    """Remove the temporary files of processes that died while they wrote files called `name` in a folder."""
+    for each in folder.glob(f".{name}.*.tmp"):
+        found = TEMPORARY.fullmatch(each.name)
+        with suppress(OSError):  # on Windows, a file that is written cannot be removed
+            untouched = time.time() - each.stat().st_mtime > UNTOUCHED_SECONDS
+            if found and (untouched or (found[2] == platform.node() and not _others(int(found[1])))):
+                shutil.rmtree(each) if each.is_dir() else each.unlink()
+
+
+def _others(number: int) -> bool:
+    """Return whether a process of this number runs and is not this one, whose number a dead one may have had."""
+    if number == os.getpid() or os.name == "nt":  # there, signal 0 would end it
+        return False
+    try:
+        os.kill(number, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return True
+
+
+@contextmanager
+def temporary_beside(path: Path) -> Iterator[Path]:
+    """A name for what will become `path`, which is gone afterwards. Those of processes that died are removed first."""
+    remove_leftovers(path.parent, glob.escape(path.name))
+    temporary = path.with_name(f".{path.name}.{os.getpid()}@{platform.node()}.tmp")
+    try:
+        yield temporary
+    finally:
+        if temporary.is_dir():
+            shutil.rmtree(temporary)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file to write instead of `path`, which is there afterwards whole, or as it was before. A link stays a link."""
-    path = path.resolve() if path.is_symlink() else path  # as the user named it, for messages
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    given, path = path, path.resolve() if path.is_symlink() else path  # messages name what the user named
+    if path.exists():
+        plain_file(path)
     try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        if path.exists():
-            shutil.copymode(path, temporary)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary_beside(path) as temporary:
+            with temporary.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            if path.exists():
+                shutil.copymode(path, temporary)
+            temporary.replace(path)
+    except OSError as error:
+        raise type(error)(f"{given} cannot be written ({error.strerror or error})") from error
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Be the only process that writes a run into a folder. What dead processes left half-written there is removed.
+
+    The system takes a lock away with the process that holds it, however it ends. This process may enter again.
+    """
+    from filelock import FileLock, Timeout
+
+    new, owner = not folder.exists(), folder / OWNER_FILE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder.resolve() / LOCK_FILE, timeout=PATIENCE_SECONDS, is_singleton=True)
+        lock.acquire()
+    except Timeout as error:
+        try:
+            told = json.loads(owner.read_bytes())
+            who = f"process {int(told['process'])} since {str(told['since'])[:40]}"
+        except (OSError, ValueError, TypeError, KeyError):
+            who = "another process"
+        raise BusyFolderError(f"{who} writes into {folder}; wait for it, or choose another folder") from error
+    except OSError as error:
+        raise type(error)(f"{folder} cannot be written ({error.strerror or error})") from error
+    try:
+        if lock.lock_counter == 1:
+            remove_leftovers(folder)
+            about = {"process": os.getpid(), "host": platform.node(), "since": f"{datetime.now():%Y-%m-%d %H:%M:%S}"}
+            write_bytes(owner, json.dumps(about).encode())
+        yield
+    finally:
+        if lock.lock_counter == 1:
+            owner.unlink(missing_ok=True)
+            if os.name != "nt":  # there, the lock removes its file itself
+                Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
+        if new:
+            with suppress(OSError):  # nothing came of it, so nothing is there
+                folder.rmdir()
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -5,7 +5,6 @@ import logging
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -13,12 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as modules
 from torch.utils._pytree import tree_map
 
-from kernelhead.files import write_bytes
-from kernelhead.finetune.backbones import create_network
-from kernelhead.finetune.checkpoint import load_checkpoint, read_tensors, save_checkpoint
+from kernelhead.files import plain_file, temporary_beside, write_bytes
+from kernelhead.finetune.backbones import create_network, without_memory
+from kernelhead.finetune.checkpoint import load_checkpoint, misfit, read_tensors, save_checkpoint, shapes_of
 from kernelhead.finetune.saved import load_classifier
 from kernelhead.finetune.settings import MODEL_FILE
 from kernelhead.heads import Head, create_head
@@ -26,6 +24,7 @@ from kernelhead.heads._base import CONFIG_KEY, difference
 from kernelhead.surgery import changes, kernelize
 from kernelhead.surgery._record import CONFIG_FILE, KEY, RECORD_VERSION, TRANSFORMERS, heads_of, outline, record_of
 
+MAX_JSON_BYTES = 2**24
 logger = logging.getLogger("kernelhead")
 
 
@@ -59,7 +58,10 @@ def save(
     if source and source["name"] is None:
         logger.warning("kernelhead cannot make this %s by itself: only load(folder, model=...) will read it", owner)
     if source and str(source["name"]).startswith(TRANSFORMERS):
-        model.save_pretrained(folder)  # type: ignore[operator]
+        with temporary_beside(folder / CONFIG_FILE) as whole:  # transformers writes in place
+            model.save_pretrained(whole)  # type: ignore[operator]
+            for each in sorted(whole.iterdir(), reverse=True):
+                each.replace(folder / each.name)
     else:
         computed = {name: str(each.dtype)[6:] for name, each in model.named_buffers() if name not in state}
         config = {KEY: {**record_of(model, source), "computed": computed}}
@@ -89,7 +91,7 @@ def load(folder: str | Path, *, model: nn.Module | None = None, revision: str | 
     if not file.is_file() and path == Path(folder):
         return load_classifier(path).model
     try:
-        record = json.loads(file.read_bytes()).get(KEY)
+        record = json.loads(plain_file(file, MAX_JSON_BYTES).read_bytes()).get(KEY)
         if record is None:
             raise ValueError("it has no record of kernelhead, as kernelhead.save and kernelized networks write it")
         if record["version"] != RECORD_VERSION:
@@ -103,7 +105,7 @@ def load(folder: str | Path, *, model: nn.Module | None = None, revision: str | 
             for option, value in (pair for config in record["heads"].values() for pair in config.items()):
                 if isinstance(value, int | float) and value > most:
                     raise ValueError(f"{option} is {value}, and there are only {most} weights")
-            with _without_memory():
+            with without_memory():
                 _compare(_made(record), record["heads"], tensors)
             with torch.random.fork_rng(devices=[]):
                 model = _made(record)
@@ -115,7 +117,7 @@ def load(folder: str | Path, *, model: nn.Module | None = None, revision: str | 
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             tensor.data = tensor.data.to(kinds.get(name))
         model.load_state_dict(tensors)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else " ".join(str(error).split())
         raise ValueError(f"{file} cannot be loaded: {reason}") from error
     return model.eval()
@@ -163,26 +165,9 @@ def _compare(model: nn.Module, heads: Mapping[str, Any], tensors: Mapping[str, T
     for name, config in heads_of(model).items():
         if different := difference(config, heads.get(name, {})):
             raise ValueError(f"the head {name!r} is another: {different}")
-    own, found = _sizes(model), {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    for name in (*own, *(name for name in found if not name.endswith(CONFIG_KEY))):
-        if own.get(name) != found.get(name):
-            raise ValueError(f"{name} has the shape {own.get(name)} in the model and {found.get(name)} in the file")
-
-
-@contextmanager
-def _without_memory() -> Iterator[None]:
-    """Put the tensors of modules that are made on the meta device; what else they compute is computed."""
-
-    def moved(module: nn.Module, name: str, tensor: Tensor | None) -> Any:
-        if isinstance(tensor, nn.Parameter):
-            return nn.Parameter(tensor.to("meta"), tensor.requires_grad)
-        return None if tensor is None else tensor.to("meta")
-
-    hook: Any = moved
-    parameters = modules.register_module_parameter_registration_hook(hook)
-    buffers = modules.register_module_buffer_registration_hook(hook)
-    with parameters, buffers, torch.random.fork_rng(devices=[]):
-        yield
+    found = {name: shape for name, shape in shapes_of(tensors).items() if not name.endswith(CONFIG_KEY)}
+    if wrong := misfit(_sizes(model), found):
+        raise ValueError(f"its {wrong}")
 
 
 # --- where a network comes from, and how it is made again -------------------------------------------------------------
@@ -198,7 +183,7 @@ def _source(model: nn.Module) -> dict[str, Any]:
         replaced = tuple(f"{name}." for name in (*done.layers, *done.auxiliary))
         for name in _names(model):
             source: dict[str, Any] = {"name": name, "stride_first": bool(getattr(model, "stride_first", False))}
-            with _without_memory():
+            with without_memory():
                 twin = create_network(**source)
                 other = [part for part, size in _sizes(twin).items() if own.get(part, size) != size]
                 if not all(part.startswith(replaced) for part in other):

@@ -149,9 +149,9 @@ def test_weights_of_resnet_v1_move_the_stride(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [
-        ("shape", r"size mismatch for 0\.weight: .* torch.Size\(\[1\]\)"),
-        ("missing", r"Missing key.*: \"0\.weight\""),
-        ("unknown", 'Unexpected key.*: "other"'),
+        ("shape", r"1 of another shape \(0\.weight \(1,\) instead of"),
+        ("missing", r"1 missing \(0\.weight\)"),
+        ("unknown", r"1 unknown \(other\)"),
         ("cut", "not a readable safetensors file"),
     ],
 )

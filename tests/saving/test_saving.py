@@ -343,7 +343,7 @@ def test_another_configuration_file_is_refused(folder, content, words):
     [
         ({"coefficients": "relu"}, "coefficients is 'relu' here and 'softplus' there"),
         ({"scale": 3.0}, "scale is 3.0 here and None there"),
-        ({"landmarks": 6}, r"weight has the shape \(6, 6\) in the model and \(5, 6\) in the file"),
+        ({"landmarks": 6}, r"4 of another shape \(weight \(5, 6\) instead of \(6, 6\), mixing"),
         ({"landmarks": 10**12}, "landmarks is 1000000000000, and there are only"),
         ({"kernel": "polynomial", "degree": 10**9}, "degree is 1000000000, and there are only"),
         ({"kernel": "rbf", "gamma": 1e300}, r"gamma is 1e\+300, and there are only"),

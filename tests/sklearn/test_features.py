@@ -147,7 +147,7 @@ def test_what_is_missing_in_a_table_is_refused(tmp_path, content, sentence):
 
 
 def test_a_folder_is_no_file(tmp_path):
-    with pytest.raises(ValueError, match="of no known kind"):
+    with pytest.raises(ValueError, match="is a folder; give a plain file"):
         load_features(tmp_path)
 
 

@@ -1,6 +1,7 @@
 """The application that every verb joins. It prints results to stdout and all else to stderr."""
 
 import os
+import re
 import signal
 import sys
 import traceback
@@ -15,16 +16,24 @@ from kernelhead._version import __version__
 
 console = Console(width=None if sys.stdout.isatty() else max(Console().width, 120))
 messages = Console(stderr=True)
+# Control characters, marks that change the direction of writing, and halves of characters.
+COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+LONGEST_ERROR = 290  # characters
+
+
+def printable(text: str) -> str:
+    """Write out what a terminal would obey, such as escape sequences in the names of files and classes."""
+    return COMMANDS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def say(sentence: str, style: str = "yellow") -> None:
     """Print a sentence to stderr, without markup."""
-    messages.print(sentence, style=style, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    messages.print(printable(sentence), style=style, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def print_plain(sentence: str) -> None:
     """Print a sentence to stdout, without markup."""
-    console.print(sentence, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    console.print(printable(sentence), highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def check_folder(out: Path) -> None:
@@ -32,6 +41,28 @@ def check_folder(out: Path) -> None:
     there = next((each for each in (out, *out.parents) if each.exists()), None)
     if there is not None and not there.is_dir():
         raise NotADirectoryError(f"--out takes a folder, and {there} is a file; choose another")
+
+
+def sentence_of(error: Exception) -> str:
+    """Return what an error says as one sentence that names the file, or the tensor that had no room."""
+    text = " ".join(str(error).split())
+    if isinstance(error, MemoryError) or "out of memory" in text or "allocate memory" in text:
+        size = re.search(r"allocate (\d+) bytes|allocate ([\d.]+ \w?i?B)", text)
+        tensor = "" if size is None else f" for a tensor of {size[2] or f'{int(size[1]) / 1e9:,.1f} GB'}"
+        owners = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+        modules = [type(each).__name__ for each in owners if hasattr(each, "named_parameters")]
+        tensor += f" in {modules[-1]}" if modules and tensor else ""
+        text = f"there is no memory left{tensor}; lower the batch size, the image size or the head's points"
+        text = f"{error}; give smaller data" if "array with shape" in str(error) else text  # NumPy says which
+    elif isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename or 'the output'} cannot be used: {error.strerror}"
+    elif isinstance(error, LookupError | AssertionError) or not text:
+        name = type(error).__name__
+        text = f"unexpected {name} {text}; please report it, with what --debug shows".replace(" ;", ";")
+    if len(text) > LONGEST_ERROR:
+        half = LONGEST_ERROR // 2 - 2
+        text = f"{text[:half]} .. {text[-half:]}"
+    return text
 
 
 def make_app(name: str, help: str, version: str) -> typer.Typer:
@@ -77,7 +108,7 @@ def run_app(app: typer.Typer, name: str) -> None:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        say(f"error: {error}", style="red")
+        say(f"error: {sentence_of(error)}", style="red")
         sys.exit(1)
 
 

@@ -13,7 +13,7 @@ from rich.table import Column
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from kernelhead.cli._console import app, check_folder, console, print_plain, say
+from kernelhead.cli._console import app, check_folder, console, print_plain, printable, say
 from kernelhead.cli._progress import steps_bar
 from kernelhead.cli.train import show_figures
 
@@ -81,15 +81,15 @@ def predict(
         for label, probability in zip(best.indices.tolist(), best.values.tolist(), strict=True):
             rows.append({"image": str(path), "class": saved.classes[label], "probability": round(probability, 6)})
     if output == "json":
-        print(json.dumps(rows, indent=1, ensure_ascii=False))
+        print(json.dumps(rows, indent=1))
     elif output == "csv":
         writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows({name: printable(str(value)) for name, value in each.items()} for each in rows)
     else:
         table = RichTable(*(Column(name, overflow="fold") for name in COLUMNS))
         for each in rows:
-            table.add_row(Text(each["image"]), Text(each["class"]), f"{each['probability']:.4f}")
+            table.add_row(Text(printable(each["image"])), Text(printable(each["class"])), f"{each['probability']:.4f}")
         console.print(table)
     exit_if(broken)
 

@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,6 +65,7 @@ SETTINGS: dict[str, tuple[str, str, str | None]] = {
     "evaluate_every": (TRAINING, "Epochs between looks at the validation images; 0 is none.", None),
     "device": (MACHINE, "auto, cpu or cuda.", None),
     "compile": (MACHINE, "Use torch.compile.", None),
+    "deterministic": (MACHINE, "Repeat a run to the bit on a GPU too, which is slower there.", None),
     "workers": (MACHINE, "Processes that read images.", "one per CPU core, at most 8"),
     "checkpoint_seconds": (MACHINE, "Seconds between checkpoints, more where saving is slow.", None),
     "tensorboard": (MACHINE, "Write for TensorBoard too.", None),
@@ -143,11 +144,11 @@ def train(
     Several --head, and several --seed, are trained on the same images in turn, and a table compares the heads.
     On several GPUs: torchrun --nproc-per-node N -m kernelhead train ..
     """
-    from kernelhead.files import write_bytes
+    from kernelhead.files import write_bytes, writing
     from kernelhead.finetune import settings as settings_of
     from kernelhead.finetune.beside import beside
     from kernelhead.finetune.data import open_data
-    from kernelhead.finetune.distributed import choose_device, is_restarted, join_world
+    from kernelhead.finetune.distributed import choose_device, is_first, is_restarted, join_world
     from kernelhead.finetune.images import check_data
     from kernelhead.finetune.saved import create_classifier
     from kernelhead.finetune.trainer import train as train_classifier
@@ -173,21 +174,25 @@ def train(
         create_classifier(spec, 2)  # what cannot be made is said before images are read
     place = choose_device(specs[0].device)
     check_data(specs[0].data)
-    world = join_world(place)
-    with steps_bar("nothing was changed") if world.rank == 0 else nullcontext(None) as reading:
-        opened = open_data(specs[0], place, progress=reading)
     runs: dict[str, list[tuple[Path, TrainResult]]] = {}
-    for each, spec in zip(folders, specs, strict=True):
-        chosen = spec.batch_size is not None
-        spec = settings_of.resolved(spec, images=len(opened.train), processes=world.size)
-        if world.rank == 0 and len(specs) > 1:
-            say(f"head {spec.head}, seed {spec.seed}", style="bold")
-        if not chosen and world.rank == 0 and not runs:
-            say(f"batches of {spec.batch_size} for {len(opened.train)} images; choose with --batch-size", style="")
-        later = f"the run is kept in {each}, and the same command with --resume continues it"
-        with training_bar(later) if world.rank == 0 else nullcontext(None) as watch:
-            result = train_classifier(spec, opened, each, world=world, watch=watch)
-        runs.setdefault(spec.head, []).append((each, result))
+    with ExitStack() as held:
+        for each in folders if is_first() else ():
+            held.enter_context(writing(each))
+            settings_of.check_run_folder(each, resume)  # another may just have ended
+        world = join_world(place)
+        with steps_bar("nothing was changed") if world.rank == 0 else nullcontext(None) as reading:
+            opened = open_data(specs[0], place, progress=reading)
+        for each, spec in zip(folders, specs, strict=True):
+            chosen = spec.batch_size is not None
+            spec = settings_of.resolved(spec, images=len(opened.train), processes=world.size)
+            if world.rank == 0 and len(specs) > 1:
+                say(f"head {spec.head}, seed {spec.seed}", style="bold")
+            if not chosen and world.rank == 0 and not runs:
+                say(f"batches of {spec.batch_size} for {len(opened.train)} images; choose with --batch-size", style="")
+            later = f"the run is kept in {each}, and the same command with --resume continues it"
+            with training_bar(later) if world.rank == 0 else nullcontext(None) as watch:
+                result = train_classifier(spec, opened, each, world=world, watch=watch)
+            runs.setdefault(spec.head, []).append((each, result))
     if world.rank == 0 and len(runs) > 1:
         table, plain = beside(runs)
         write_bytes(folder / "comparison.json", (json.dumps(plain, indent=1) + "\n").encode())

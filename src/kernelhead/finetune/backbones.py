@@ -2,13 +2,18 @@
 
 import difflib
 import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as modules
 
-from kernelhead.finetune.checkpoint import read_tensors
+from kernelhead.finetune.checkpoint import misfit, read_tensors, shapes_of
 
 IMAGENET = (224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 LIBRARIES = {"torchvision": "torchvision.models", "timm": "timm"}  # and the modules with their networks
@@ -51,10 +56,9 @@ def create_network(
         for part, own in network.state_dict().items():
             if part in state and part.split(".")[0] in CLASSIFIERS and state[part].shape != own.shape:
                 state[part] = own
-        try:
-            network.load_state_dict(state)
-        except RuntimeError as error:
-            raise ValueError(f"{path} does not fit: {' '.join(str(error).split())}") from error
+        if wrong := misfit(shapes_of(network.state_dict()), shapes_of(state)):
+            raise ValueError(f"{path} is not of {name}, whose {wrong}")
+        network.load_state_dict(state)
         stride_first |= metadata.get("stride") == FIRST_1X1
     if stride_first:
         from torchvision.models.resnet import Bottleneck
@@ -76,6 +80,22 @@ def expected_input(name: str, network: nn.Module) -> Input:
         return Input(int(size), tuple(map(float, mean)), tuple(map(float, std)))
     except (TypeError, ValueError) as error:
         raise ValueError(f"expected_input of {name} is {own!r}; make it (size, mean, std)") from error
+
+
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """Put the tensors of modules that are made on the meta device; what else they compute is computed."""
+
+    def moved(module: nn.Module, name: str, tensor: Tensor | None) -> Any:
+        if isinstance(tensor, nn.Parameter):
+            return nn.Parameter(tensor.to("meta"), tensor.requires_grad)
+        return None if tensor is None else tensor.to("meta")
+
+    hook: Any = moved
+    parameters = modules.register_module_parameter_registration_hook(hook)
+    buffers = modules.register_module_buffer_registration_hook(hook)
+    with parameters, buffers, torch.random.fork_rng(devices=[]):
+        yield
 
 
 def _from_library(name: str, pretrained: bool) -> nn.Module:
@@ -107,6 +127,8 @@ def _from_library(name: str, pretrained: bool) -> nn.Module:
 
 def _from_function(name: str) -> nn.Module:
     module_name, _, attribute = name.partition(":")
+    if module_name.partition(".")[0] in sys.stdlib_module_names:
+        raise ValueError(f"network {name!r} is of Python's own library; name a function of yours")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import textwrap
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from kernelhead.files import write_bytes
+from kernelhead.files import plain_file, write_bytes
+
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 class BrokenCheckpointError(ValueError):
@@ -24,11 +27,7 @@ def save_checkpoint(path: Path, tensors: dict[str, Tensor], state: dict[str, Any
     text = json.dumps(state, sort_keys=True)
     whole = torch.contiguous_format  # safetensors refuses views and tied weights
     stored = {name: tensor.detach().cpu().clone(memory_format=whole) for name, tensor in tensors.items()}
-    content = safetensors.torch.save(stored, {"state": text, "sha256": digest(stored, text)})
-    try:
-        write_bytes(path, content)
-    except OSError as error:
-        raise OSError(f"{path} cannot be written ({error})") from error
+    write_bytes(path, safetensors.torch.save(stored, {"state": text, "sha256": digest(stored, text)}))
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -38,15 +37,36 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise BrokenCheckpointError(f"{path} was not written by kernelhead; it holds weights alone")
     if metadata["sha256"] != digest(tensors, metadata.get("state", "")):
         raise BrokenCheckpointError(f"{path} does not match its own checksum: it was changed or damaged")
-    return tensors, json.loads(metadata["state"])
+    try:
+        state = json.loads(metadata["state"])
+        assert isinstance(state, dict)
+    except (KeyError, ValueError, RecursionError, AssertionError) as error:
+        raise BrokenCheckpointError(f"{path} has no readable state; it was changed or damaged") from error
+    return tensors, state
+
+
+def misfit(own: Shapes, found: Shapes) -> str:
+    """Count the tensors of a file that are missing, unknown or of another shape, and name the first three of each."""
+    missing, unknown = ([name for name in a if name not in b] for a, b in ((own, found), (found, own)))
+    other = [
+        f"{name} {found[name]} instead of {shape}" for name, shape in own.items() if found.get(name, shape) != shape
+    ]
+    kinds = {"missing": missing, "unknown": unknown, "of another shape": other}
+    said = [f"{len(names)} {kind} ({', '.join(names[:3])})" for kind, names in kinds.items() if names]
+    return f"tensors do not fit: {'; '.join(said)}" if said else ""
+
+
+def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of tensors by their names."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors and the metadata of a safetensors file."""
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
+        with safetensors.safe_open(plain_file(path), framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (OSError, safetensors.SafetensorError) as error:
+    except (OSError, ValueError, AttributeError, safetensors.SafetensorError) as error:
         raise BrokenCheckpointError(f"{path} is not a readable safetensors file ({error})") from error
 
 

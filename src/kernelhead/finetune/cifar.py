@@ -4,7 +4,6 @@ Where the file is missing, torchvision downloads the official archive and checks
 """
 
 import os
-import tempfile
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelhead.files import replacing
+from kernelhead.files import plain_file, replacing, temporary_beside
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.uint8]
@@ -32,6 +31,7 @@ NAMES = {
 }
 CLASSES = {name: len(names) for name, names in NAMES.items()}
 IMAGES = {"train": 50000, "test": 10000}
+MAX_BYTES = 2**28
 # Mean colour of the training images, from 0 to 1: tells the official images from others.
 MEANS = {"cifar10": (0.49140, 0.48216, 0.44653), "cifar100": (0.50708, 0.48655, 0.44092)}
 
@@ -69,7 +69,10 @@ def load_cifar(name: str) -> ImageSet:
     if not path.exists():
         _download(name, path)
     try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+        with plain_file(path).open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            unpacked = sum(each.file_size for each in file.zip.infolist())
+            if unpacked > MAX_BYTES:
+                raise ValueError(f"unpacked, it has {unpacked:,} bytes, and no such file has more than {MAX_BYTES:,}")
             arrays = {field.name: file[field.name] for field in fields(ImageSet)}
     except Exception as error:  # a damaged archive fails in many ways: zlib, zipfile, struct, ..
         raise ValueError(f"{path} is damaged ({error}); delete it and run 'kernelhead data get {name}'") from error
@@ -91,7 +94,8 @@ def _download(name: str, path: Path) -> None:
     source = getattr(vision().datasets, name.upper())
     arrays: dict[str, NDArray[np.uint8]] = {}
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
+    with temporary_beside(path.with_suffix(".download")) as temporary:
+        temporary.mkdir()
         try:
             for part in ("train", "test"):
                 data = source(temporary, train=part == "train", download=True)

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kernelhead.files import plain_file
 from kernelhead.finetune.cifar import CLASSES, IMAGES, NAMES, data_folder, load_cifar, vision
 from kernelhead.finetune.distributed import is_first
 from kernelhead.finetune.schedule import mix
@@ -23,6 +24,8 @@ FOLDERS = {"pets": "oxford-iiit-pet", "cars": "stanford_cars"}  # where torchvis
 FILES = {"pets": "images and annotations", "cars": "cars_train, cars_test, devkit and cars_test_annos_withlabels.mat"}
 VALIDATION_FOLDERS = ("val", "valid", "validation")
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif"}
+FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF", "GIF")  # others may start programs to be read
+MAX_BYTES, MAX_RATIO = 2**27, 50  # of a decoded image: in all, or as a multiple of its file
 LONGEST = 8  # times the short side; more of an image is cut off
 
 Source = Path | NDArray[np.uint8]
@@ -152,12 +155,15 @@ def read_image(source: Source, short_side: int | None = None) -> Tensor:
         sentence = f"images need {error.name}; install it with pip install 'kernelhead[vision]'"
         raise ModuleNotFoundError(sentence, name=error.name) from error
     try:
-        with Image.open(source) as opened:
+        with Image.open(plain_file(source), formats=FORMATS) as opened:
             image: Image.Image = opened
             if short_side is not None and min(image.size) > short_side:
                 # A JPEG decoder can shrink an image while it decodes; twice the wanted size keeps the detail.
                 width, height = (2 * side * short_side // min(image.size) + 1 for side in image.size)
                 image.draft(None, (width, height))
+            size = image.width * image.height * max(3, len(image.getbands()))
+            if size > max(MAX_BYTES, MAX_RATIO * source.stat().st_size):
+                raise ValueError(f"it would take {size / 1e6:,.0f} MB; make it smaller")
             deep = image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))  # 16 bits
             if image.mode[0] in "IF" and not deep:
                 raise ValueError(f"its pixels have the mode {image.mode}, and nothing says which value is white")

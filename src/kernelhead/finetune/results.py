@@ -5,10 +5,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kernelhead.files import environment, write_bytes
+from kernelhead.files import environment, plain_file, write_bytes
 from kernelhead.finetune.spec import TrainResult, TrainSpec, fits
 
 FORMAT = 2
+MAX_RESULT_BYTES = 2**26
 
 
 class BrokenResultError(ValueError):
@@ -25,8 +26,8 @@ def save_result(path: Path, result: TrainResult) -> None:
 def load_result(path: Path, spec_type: type[TrainSpec] = TrainSpec) -> TrainResult:
     """Read one result file, whose spec is of `spec_type`. Its environment is in `extra`."""
     try:
-        stored = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+        stored = json.loads(plain_file(path, MAX_RESULT_BYTES).read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
         raise BrokenResultError(f"{path} is not a readable result file ({error}); delete it and run again") from error
     found = stored.get("format") if isinstance(stored, dict) else None
     if found != FORMAT:

@@ -1,16 +1,18 @@
 """A classifier: made from a spec, and kept as one file with its weights, classes and input."""
 
+import math
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from kernelhead.finetune.backbones import Input, create_network
-from kernelhead.finetune.checkpoint import BrokenCheckpointError, load_checkpoint, save_checkpoint
+from kernelhead.finetune.backbones import Input, create_network, without_memory
+from kernelhead.finetune.checkpoint import BrokenCheckpointError, load_checkpoint, misfit, save_checkpoint, shapes_of
 from kernelhead.finetune.data import Named
-from kernelhead.finetune.settings import CONFIG_FILE, MODEL_FILE, RESULT_FILE
+from kernelhead.finetune.settings import CONFIG_FILE, MODEL_FILE, RESULT_FILE, check
 from kernelhead.finetune.spec import TrainSpec
 from kernelhead.heads import Head
 from kernelhead.surgery import changes, kernelize
@@ -44,7 +46,8 @@ def create_classifier(spec: TrainSpec, num_classes: int, *, stride_first: bool =
         torch.manual_seed(spec.seed)
         start: dict[str, Any] = {"pretrained": bool(spec.pretrained), "weights": spec.weights}
         network = create_network(spec.backbone, **start, stride_first=stride_first)
-        inputs = torch.zeros(2, 3, spec.image_size, spec.image_size)
+        device = next((each.device for each in network.parameters()), None)
+        inputs = torch.zeros(2, 3, spec.image_size, spec.image_size, device=device)
         options = {"head": spec.head, "rectified": spec.rectified, "inputs": inputs, **spec.head_options}
         return kernelize(network, num_classes, **options)
 
@@ -82,16 +85,35 @@ def load_classifier(path: Path) -> SavedClassifier:
     if state.get("format") != FORMAT:
         raise BrokenCheckpointError(f"{file} is not a classifier of this version of kernelhead; train it again")
     try:
-        spec = TrainSpec.from_dict(state["spec"])
+        spec, classes, expected, files = _checked(state)
         start = replace(spec, pretrained=False, weights=None)  # the weights come from this file
-        model = create_classifier(start, len(state["classes"]), stride_first=state["stride_first"])
+        make = partial(create_classifier, start, len(classes), stride_first=state["stride_first"] is True)
+        with without_memory():
+            if wrong := misfit(shapes_of(make().state_dict()), shapes_of(tensors)):
+                raise ValueError(f"its {wrong}")
+        model = make()
         model.load_state_dict(tensors)
-        given = state["input"]
-        expected = Input(given["size"], tuple(given["mean"]), tuple(given["std"]))
-        files = {part: [tuple(each) for each in named] for part, named in state["files"].items()}
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        words = " ".join(str(error).split())
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
+        words = f"{error} is missing" if isinstance(error, KeyError) else " ".join(str(error).split())
         raise BrokenCheckpointError(f"{file} is not of this version of kernelhead ({words}); train again") from error
     if not is_finite(model):
         raise ValueError(f"{file} has weights that are not finite: its run diverged; train it again")
-    return SavedClassifier(model.eval(), head_of(model), state["classes"], spec, expected, files)
+    return SavedClassifier(model.eval(), head_of(model), classes, spec, expected, files)
+
+
+def _checked(state: dict[str, Any]) -> tuple[TrainSpec, list[str], Input, dict[str, list[Named]]]:
+    """Return settings, classes, input and files of a state that could be those of a classifier."""
+    spec, classes, given = TrainSpec.from_dict(state["spec"]), state["classes"], state["input"]
+    check(spec)
+    if not (classes and isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
+        raise ValueError("its classes are no list of names")
+    expected = Input(given["size"], tuple(given["mean"]), tuple(given["std"]))
+    if expected.size != spec.test_size:
+        raise ValueError(f"its input has the size {expected.size!r}, and its setting test_size is {spec.test_size}")
+    if not all(len(each) == 3 and all(map(math.isfinite, each)) for each in (expected.mean, expected.std)):
+        raise ValueError("mean and std of its input are not three numbers each")
+    files = state["files"].items()
+    named = {part: [(str(name), int(label), str(mark)) for name, label, mark in each] for part, each in files}
+    if not all(0 <= label < len(classes) for those in named.values() for _, label, _ in those):
+        raise ValueError("one of its files is of no class of its own")
+    return spec, classes, expected, named

@@ -2,6 +2,9 @@
 
 import hashlib
 import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -25,3 +28,18 @@ def epoch_order(samples: int, seed: int, epoch: int) -> Tensor:
 def mix(*values: int | str) -> int:
     """Return a seed made of several values."""
     return int.from_bytes(hashlib.blake2b(repr(values).encode(), digest_size=8).digest()) >> 1
+
+
+@contextmanager
+def same_bits(wanted: bool) -> Iterator[None]:
+    """Where `wanted`, let torch take deterministic algorithms alone, and refuse what has none."""
+    before, benchmark = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        torch.backends.cudnn.benchmark = benchmark

@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-from kernelhead.finetune.backbones import create_network, expected_input
+from kernelhead.files import plain_file
+from kernelhead.finetune.backbones import create_network, expected_input, without_memory
 from kernelhead.finetune.checkpoint import History
 from kernelhead.finetune.images import DATA_SETS
 from kernelhead.finetune.spec import TrainSpec, fits, kinds_of
@@ -30,6 +31,8 @@ SIZES = ("image_size", "test_size", "batch_size", "accumulate")
 POSITIVE = ("epochs", "learning_rate", "head_rate", "layer_decay", *SIZES)
 NOT_NEGATIVE = ("weight_decay", "warmup_epochs", "clip", "patience", "evaluate_every", "checkpoint_seconds", "workers")
 BELOW_ONE = ("momentum", "ema", "label_smoothing")
+MAX_SIDE, MAX_EPOCHS = 4096, 10**6
+MAX_SETTINGS_BYTES = 2**20
 SMALL_IMAGE = 64  # pixels; larger images are cropped and scaled at random as on ImageNet
 MIN_BATCHES_PER_EPOCH = 3  # which a batch size that nobody chose leaves
 GOOD_BATCHES_PER_EPOCH, GOOD_SMALL_BATCH = 30, 32  # from scratch, batches get smaller down to that for so many steps
@@ -91,6 +94,10 @@ def check(spec: TrainSpec) -> None:
             raise ValueError(f"unknown {name} {value!r}; choose one of {', '.join(CHOICES[name])}")
         if name in BELOW_ONE and not 0 <= value < 1:
             raise ValueError(f"{name} must be at least 0 and below 1, got {value}")
+        if name in ("image_size", "test_size") and (value or 0) > MAX_SIDE:
+            raise ValueError(f"{name} must be at most {MAX_SIDE}, got {value}")
+    if (spec.epochs or 0) > MAX_EPOCHS:
+        raise ValueError(f"epochs must be at most {MAX_EPOCHS:,}, got {spec.epochs}")
     if spec.layer_decay > 1:
         raise ValueError(f"layer_decay must be at most 1, got {spec.layer_decay}")
     if spec.mixup and (spec.label_smoothing or spec.class_weight != "none"):
@@ -102,7 +109,8 @@ def check(spec: TrainSpec) -> None:
     if not (0 < spec.test < 1 and 0 <= spec.val < 1 - spec.test):
         raise ValueError(f"test and val must be shares below 1 together, test above 0; got {spec.test} and {spec.val}")
     try:
-        create_head(spec.head, 2, 2, **spec.head_options)
+        with without_memory():
+            create_head(spec.head, 2, 2, **spec.head_options)
     except TypeError as error:
         raise ValueError(f"head {spec.head!r} does not take {spec.head_options} ({error})") from error
 
@@ -128,7 +136,12 @@ def make_spec(file: Path | None, given: dict[str, Any], *, needs_data: bool = Tr
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1, which takes 5e-4 for a text, with the numbers of YAML 1.2."""
+    """YAML 1.1, which takes 5e-4 for a text, with the numbers of YAML 1.2 and without aliases, which grow."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("it has an alias; write out what it stands for")
+        return super().compose_node(parent, index)
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), None)
@@ -164,10 +177,10 @@ def check_run_folder(out: Path, resume: bool) -> None:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        settings = load_yaml(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"there is no file {file}") from error
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        settings = load_yaml(plain_file(file, MAX_SETTINGS_BYTES).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ValueError(f"{file} is not readable YAML ({' '.join(str(error).split())})") from error
     if not isinstance(settings, dict):
         raise ValueError(f"{file} must hold one setting per line, such as 'epochs: 10'")

@@ -6,7 +6,7 @@ from types import UnionType
 from typing import Any, Self, get_args, get_origin
 
 # Settings that change how a training runs, not what comes of it.
-MACHINE = ("device", "compile", "workers", "evaluate_every", "checkpoint_seconds", "tensorboard", "report")
+MACHINE = "device compile deterministic workers evaluate_every checkpoint_seconds tensorboard report".split()
 
 
 def kinds_of(annotation: Any) -> list[type]:
@@ -64,6 +64,7 @@ class TrainSpec:
     amp: str = "auto"
     seed: int = 0
     compile: bool = False
+    deterministic: bool = False
     device: str = "auto"
     workers: int | None = None
     evaluate_every: int = 1
@@ -86,6 +87,9 @@ class TrainSpec:
         unknown = [name for name in settings if name not in known]
         if unknown:
             raise ValueError(f"unknown setting {unknown[0]!r}; {cls.__name__} has {', '.join(sorted(known))}")
+        for each in dataclasses.fields(TrainSpec):
+            if each.name in settings and not fits(settings[each.name], each.type):
+                raise ValueError(f"{each.name} is {settings[each.name]!r}, which is no {each.type}")
         return cls(**settings)
 
 

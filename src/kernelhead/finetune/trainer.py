@@ -1,4 +1,4 @@
-"""Train a network with a kernel head on images: the whole run is the function `train`."""
+"""Train a network with a kernel head on images: the whole run is the function `_train`."""
 
 import copy
 import json
@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from kernelhead.files import write_bytes
+from kernelhead.files import plain_file, write_bytes, writing
 from kernelhead.finetune.checkpoint import History, digest
 from kernelhead.finetune.data import Data, Key, batches
 from kernelhead.finetune.distributed import World, synchronize_batch_norm
@@ -26,7 +26,7 @@ from kernelhead.finetune.optimizer import create_optimizer, freeze_backbone, loa
 from kernelhead.finetune.report import PREDICTIONS_FILE, write_predictions, write_report
 from kernelhead.finetune.results import save_result
 from kernelhead.finetune.saved import SavedClassifier, create_classifier, head_of, is_finite, save_classifier
-from kernelhead.finetune.schedule import epoch_order, mix, warmup_cosine
+from kernelhead.finetune.schedule import epoch_order, mix, same_bits, warmup_cosine
 from kernelhead.finetune.settings import CHECKPOINT_FILE, CONFIG_FILE, MODEL_FILE, RESULT_FILE, to_yaml
 from kernelhead.finetune.spec import TrainResult, TrainSpec
 from kernelhead.functional import mixup_cross_entropy
@@ -69,7 +69,13 @@ def train(
     classifier, model.safetensors. A checkpoint is saved every `spec.checkpoint_seconds`, at the end, and before SIGINT
     or SIGTERM raise KeyboardInterrupt. On a CPU, a run that continues equals one without interruption to the bit.
     """
-    world, device = world or World(), data.device
+    world = world or World()
+    with writing(out) if world.rank == 0 else nullcontext(), same_bits(spec.deterministic):
+        return _train(spec, data, out, world, watch)
+
+
+def _train(spec: TrainSpec, data: Data, out: Path, world: World, watch: Callable[[Moment], None] | None) -> TrainResult:
+    device = data.device
     assert spec.batch_size
     assert spec.epochs
     assert spec.learning_rate
@@ -273,8 +279,9 @@ class MetricsLog:
         self.path, self.records = out / "metrics.jsonl", list[dict[str, Any]]()
         if self.path.exists():
             try:
-                self.records = [json.loads(line) for line in self.path.read_text().splitlines()]
-            except ValueError as error:
+                self.records = [json.loads(line) for line in plain_file(self.path).read_text().splitlines()]
+                assert all(isinstance(record["epoch"], int) for record in self.records)
+            except (ValueError, TypeError, LookupError, AssertionError, RecursionError) as error:
                 raise ValueError(f"{self.path} is not lines of JSON ({error}); repair it, or move it away") from error
         self.writer: Any = None
         if tensorboard:

@@ -17,6 +17,7 @@ from kernelhead.kernels import INITIAL_RAW, activation
 if TYPE_CHECKING:  # not every build of torch has it
     from torch.distributed import ProcessGroup
 
+MAX_DEGREE = 1000
 KERNELS = ("learned", "cosine", "polynomial", "rbf")
 # Of heads with a bias, whose logits are read one by one. Unit vectors lack the length of features that speeds a linear
 # layer up: with T = 1 the loss of several labels per sample falls slower than its.
@@ -47,6 +48,8 @@ class Kernel(nn.Module):
     ) -> None:
         check_choice(owner, "kernel", kernel, KERNELS)
         check_sizes(owner, degree=degree)
+        if degree > MAX_DEGREE:
+            raise ValueError(f"{owner} needs a degree of at most {MAX_DEGREE}; got {degree}")
         usual = activation(coefficients).temperature
         if kernel != "learned" and coefficients == "softmax":
             raise ValueError(

@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from kernelhead.files import plain_file
 from kernelhead.sklearn.samples import Array
 
 TEXT_KINDS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 KINDS = (*TEXT_KINDS, ".npz", ".npy", ".parquet")
 USUAL = {"features": ("x", "X", "features"), "label": ("y", "labels")}  # names of arrays, by option
+UNPACKED_BYTES, UNPACKED_RATIO = 2**24, 100  # that a file may unpack to: in all, or as a multiple of its size
+MAX_LABEL = 4096  # characters
 UNNAMED = re.compile(r"\s*|Unnamed: \d+(\.\d+)?|__index_level_\d+__")  # pandas writes an index without a name so
 MISSING = ["", "nan", "NaN", "na", "NA", "n/a", "N/A", "null", "NULL", "<NA>"]  # "None" may be a class
 
@@ -30,8 +33,7 @@ def load_features(
     is x, X or features. `label` names an array (None: y or labels) or a column (None: `label`, or else the last).
     """
     for each in filter(None, (path, labels_path)):
-        if not each.exists():
-            raise FileNotFoundError(f"there is no file {each}")
+        plain_file(each)
     kind = next((kind for kind in KINDS if path.name.lower().endswith(kind)), None)
     if kind is None:
         raise ValueError(f"{path} is of no known kind; use one of {', '.join(KINDS)}")
@@ -48,7 +50,16 @@ def load_features(
     with _reading(path):
         from pyarrow import parquet
 
-        table = parquet.read_table(path).to_pandas(ignore_metadata=True)
+        about = parquet.ParquetFile(path)
+        _check_size(path, 8 * about.metadata.num_rows * about.metadata.num_columns)
+        texts = [each.name for each in about.schema_arrow if "string" in str(each.type) or "binary" in str(each.type)]
+        # As a dictionary, a text that comes again and again is kept once.
+        table = parquet.read_table(path, read_dictionary=texts).to_pandas(ignore_metadata=True)
+        repeated = table.select_dtypes("category")
+        for name, column in repeated.items():
+            if max(map(len, map(str, column.cat.categories)), default=0) > MAX_LABEL:
+                raise ValueError(f"column {name!r} has texts of more than {MAX_LABEL} characters")
+        table = table.astype(dict.fromkeys(repeated, object))
     return _from_table(path, table, [], label)
 
 
@@ -60,14 +71,21 @@ def _reading(path: Path) -> Iterator[None]:
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"{path} needs {error.name}; run pip install {error.name}") from error
     except Exception as error:  # zipfile, zlib, NumPy, pandas and PyArrow each have errors of their own
-        plain = "pickle" not in str(error)  # so NumPy calls objects, and junk
+        plain = "pickle" not in str(error) and "Python objects" not in str(error)  # so NumPy calls objects, and junk
         reason = f"cannot be read ({error})" if plain else "holds no plain array; save text with .astype(str)"
         raise ValueError(f"{path} {reason}") from error
 
 
 def _load(path: Path) -> Any:
     with _reading(path):
-        return np.load(path, allow_pickle=False)
+        return np.array(np.load(path, mmap_mode="r", allow_pickle=False))  # sizes are compared with the file's first
+
+
+def _check_size(path: Path, size: int) -> None:
+    """Refuse to unpack a file to so many bytes, if few files of features are packed so well."""
+    most = max(UNPACKED_BYTES, UNPACKED_RATIO * path.stat().st_size)
+    if size > most:
+        raise ValueError(f"unpacked, it has more than {most / 1e6:,.0f} MB, {UNPACKED_RATIO} times its size; unpack it")
 
 
 def _from_npz(path: Path, option: str, given: str | None) -> Any:
@@ -75,6 +93,7 @@ def _from_npz(path: Path, option: str, given: str | None) -> Any:
     with _reading(path), np.load(path, allow_pickle=False) as file:
         for name in names:
             if name in file:
+                _check_size(path, max(each.file_size for each in file.zip.infolist() if name in each.filename))
                 return file[name]
         has = ", ".join(file) or "nothing"
     raise ValueError(f"{path} has no array {' or '.join(names)}; it has {has}: choose with --{option} NAME")
@@ -84,7 +103,11 @@ def _read_text(path: Path) -> tuple[pd.DataFrame, list[str]]:
     """Return a table of strings with commas, semicolons or tabs between them, and notes on it."""
     with _reading(path):
         content = path.read_bytes()
-        text = (gzip.decompress(content) if path.suffix.lower() == ".gz" else content).decode("utf-8-sig")
+        if path.suffix.lower() == ".gz":
+            most = max(UNPACKED_BYTES, UNPACKED_RATIO * len(content))
+            content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(most + 1)
+            _check_size(path, len(content))
+        text = content.decode("utf-8-sig")
         # The one that cuts each of the first lines into most values: text may have commas in some.
         lines = [line for line in text.splitlines() if line.strip()][:20]
         delimiter = max(";\t,", key=lambda each: min((line.count(each) for line in lines), default=0))
