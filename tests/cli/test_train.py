@@ -4,6 +4,7 @@ Most commands run in this process; those that are killed, and those of several p
 """
 
 import csv
+import html
 import io
 import json
 import os
@@ -16,6 +17,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 import torch
 import typer
@@ -524,9 +526,74 @@ def test_images_are_selected_one_path_per_line(trained, odd):
     said = succeed("select", "small", "images", "--budget", 5, "--strategy", "k-center")
     assert len(set(said.stdout.split())) == 5
     assert all(line.startswith("images/") for line in said.stdout.split())
-    assert "choose one of random, margin, k-center" in sentence(
+    assert "choose one of random, margin, k-center, badge" in sentence(
         "select", "small", "images", "--budget", 1, "--strategy", "best"
     )
+    assert "choose at most 12" in sentence("select", "small", "images", "--budget", 13)  # 48 are in the training
+
+
+@pytest.mark.parametrize("strategy", ["margin", "k-center", "random", "badge"])
+def test_a_selection_as_csv_and_as_a_contact_sheet(trained, odd, tmp_path, strategy):
+    out = tmp_path / "next"
+    said = invoke("select", "small", "odd", "--budget", 4, "--strategy", strategy, "--out", out, "--seed", 3)
+    assert said.exit_code == 1
+    with (out / "selected.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 4
+    assert said.stdout == "".join(f"{row['image']}\n" for row in rows)
+    sheet = (out / "selected.html").read_text()
+    assert f"4 images to label, by {strategy}" in sheet
+    assert sheet.count('src="data:image/png;base64,') == 4
+    captions = [html.unescape(each) for each in re.findall("<br>(.*?)</figcaption>", sheet, re.DOTALL)]
+    assert captions == [row["image"] for row in rows]
+    certain = json.loads(invoke("predict", "small", "odd", "--format", "json").stdout)
+    assert {(row["image"], row["class"]) for row in rows} <= {(row["image"], row["class"]) for row in certain}
+    if strategy == "margin":
+        assert [float(row["margin"]) for row in rows] == sorted(float(row["margin"]) for row in rows)
+
+
+def test_predictions_go_to_a_file(trained, odd, tmp_path):
+    printed = invoke("predict", "small", "odd", "--format", "csv", "--top", 2).stdout
+    for name in ("found.csv", "found.parquet"):
+        said = invoke("predict", "small", "odd", "--top", 2, "--out", tmp_path / name)
+        assert said.exit_code == 1
+        assert said.stdout == f"Written {tmp_path / name}, {len(ODD_NAMES) + 7} images\n"
+        assert said.stderr.endswith("1 images cannot be read: odd/broken.jpg\n")
+    text = (tmp_path / "found.csv").read_text()
+    assert sorted(text.splitlines()) == sorted([*printed.splitlines(), "odd/broken.jpg,,"])
+    read = pyarrow.parquet.read_table(tmp_path / "found.parquet").to_pylist()
+    assert read == [
+        {**row, "class": row["class"] or None, "probability": float(row["probability"]) if row["probability"] else None}
+        for row in csv.DictReader(io.StringIO(text, newline=""))
+    ]
+
+
+@pytest.mark.slow
+def test_a_killed_prediction_goes_on(trained, work, tmp_path):
+    """Killed where it has written a part of its lines; the file is then the same as without."""
+    many = work / "many"
+    many.mkdir()
+    for index in range(3000):
+        (many / f"{index:04}.png").symlink_to(work / "images" / ("red", "blue")[index % 2] / f"{index % EACH}.png")
+    command = [sys.executable, "-m", "kernelhead", "predict", "small", "many", "--out"]
+    subprocess.run([*command, tmp_path / "whole.csv"], check=True, env=environment(), timeout=300)
+    journal, size = [], 0
+    for _ in range(2):
+        started = subprocess.Popen([*command, tmp_path / "found.csv"], env=environment())
+        deadline = time.monotonic() + 300
+        while started.poll() is None and time.monotonic() < deadline:
+            journal = list(tmp_path.glob(".found.csv.*"))
+            if journal and journal[0].stat().st_size > size + 10_000:
+                break
+            time.sleep(0.002)
+        started.kill()
+        started.wait()
+        assert not (tmp_path / "found.csv").exists()
+        assert journal[0].stat().st_size > size
+        size = journal[0].stat().st_size
+    subprocess.run([*command, tmp_path / "found.csv"], check=True, env=environment(), timeout=300)
+    assert (tmp_path / "found.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {"found.csv", "whole.csv"}
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """What a trained classifier says of images: figures, probabilities, features, and which to label next."""
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import onnxruntime
@@ -11,11 +12,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from kernelhead.finetune.backbones import Input
-from kernelhead.finetune.evaluation import evaluate_classifier, feature_batches, precision, predict_files
+from kernelhead.finetune.data import fingerprint
+from kernelhead.finetune.evaluation import evaluate_classifier, feature_batches, precision
 from kernelhead.finetune.export import export_classifier
 from kernelhead.finetune.images import expand
+from kernelhead.finetune.prediction import classify_files
 from kernelhead.finetune.saved import SavedClassifier, create_classifier, head_of
-from kernelhead.finetune.select import select_images
+from kernelhead.finetune.select import select, select_images
 from kernelhead.finetune.settings import resolved
 from kernelhead.finetune.spec import TrainSpec
 from kernelhead.heads import create_head
@@ -56,6 +59,14 @@ def by_hand(path, saved, margin):
     return ((resized[0, :, top : top + size, left : left + size].round() / 255 - mean) / std).float()
 
 
+def classified(saved, paths):
+    """The files that can be read, the probabilities (n, C) of their classes, and a sentence per other."""
+    seen = list(classify_files(saved, paths, CPU))
+    readable = [path for each in seen for path in each.paths if path not in each.broken]
+    broken = [sentence for each in seen for sentence in each.broken.values()]
+    return readable, torch.cat([each.logits for each in seen]).double().softmax(1), broken
+
+
 @pytest.mark.parametrize(
     ("backbone", "head", "size", "augment", "margin"),
     [
@@ -66,11 +77,11 @@ def by_hand(path, saved, margin):
 )
 def test_evaluation_prediction_features_and_torch_agree(folder, backbone, head, size, augment, margin):
     saved = classifier(backbone, head, size, augment)
-    paths = expand([folder])
+    paths = list(expand([folder]))
     labels = torch.tensor([saved.classes.index(path.parent.name) for path in paths])
     with torch.no_grad():
         logits = saved.model(torch.stack([by_hand(path, saved, margin) for path in paths]))
-    readable, probabilities, broken = predict_files(saved, paths, CPU)
+    readable, probabilities, broken = classified(saved, paths)
     assert (readable, broken) == (paths, [])
     torch.testing.assert_close(probabilities.float(), logits.softmax(1), atol=2e-2, rtol=0)  # a byte of rounding
     figures = evaluate_classifier(saved, str(folder), CPU)
@@ -91,16 +102,17 @@ def test_images_that_cannot_be_read_are_named(folder):
     saved = classifier()
     (folder / "ant" / "broken.png").write_text("no image")
     paths = [*expand([folder]), folder / "none.jpg"]
-    readable, probabilities, broken = predict_files(saved, paths, CPU)
+    readable, probabilities, broken = classified(saved, paths)
     assert set(paths) - set(readable) == {folder / "ant" / "broken.png", folder / "none.jpg"}
     assert len(broken) == 2
     assert all("is not a readable image" in sentence for sentence in broken)
-    alone = predict_files(saved, readable[2:4], CPU)[1]
+    alone = classified(saved, readable[2:4])[1]
     torch.testing.assert_close(probabilities[2:4], alone)
     with pytest.warns(UserWarning, match=r"1 images cannot be read and are left out: .*broken.png"):
         assert evaluate_classifier(saved, str(folder), CPU)["images"] == 8
-    with pytest.raises(ValueError, match=r"no image to test on can be read \(.*none.jpg is not a readable image"):
-        predict_files(saved, [folder / "none.jpg"], CPU)
+    assert classified(saved, [folder / "none.jpg"])[1].shape == (0, 3)
+    with pytest.raises(ValueError, match=r"no image can be read \(.*none.jpg is not a readable image"):
+        select_images(saved, [folder / "none.jpg"], 1, "margin", CPU)
 
 
 def test_an_unknown_class_is_refused(folder):
@@ -120,7 +132,7 @@ def test_logits_that_are_not_finite_are_refused(folder, tmp_path):
     with pytest.raises(ValueError, match="logits of 8 of 8 images are not finite: the run diverged"):
         evaluate_classifier(saved, str(folder), CPU)
     with pytest.raises(ValueError, match="logits of 1 of 1 images are not finite: the run diverged"):
-        predict_files(saved, expand([folder])[:1], CPU)
+        classified(saved, list(expand([folder]))[:1])
     with pytest.raises(ValueError, match="logits of 2 of 2 images are not finite: the run diverged"):
         export_classifier(saved, tmp_path / "x.onnx")
 
@@ -136,27 +148,53 @@ def test_precision(monkeypatch):
 
 
 @pytest.mark.parametrize("head", ["linear", "landmarks"])
-@pytest.mark.parametrize("strategy", ["margin", "k-center", "random"])
+@pytest.mark.parametrize("strategy", ["margin", "k-center", "random", "badge"])
 def test_images_to_label_next(folder, head, strategy):
     saved = classifier(head=head)
     shutil.copy(folder / "ant" / "0.png", folder / "cow" / "copy.png")
     (folder / "broken.png").write_text("no image")
-    paths = expand([folder])
-    chosen, broken = select_images(saved, paths, 4, strategy, CPU, seed=1)
+    paths = list(expand([folder]))
+    rows, broken = select_images(saved, paths, 4, strategy, CPU, seed=1)
     assert len(broken) == 1
+    chosen = [path for path, *_ in rows]
     assert len(set(chosen)) == 4
-    readable, probabilities, _ = predict_files(saved, paths, CPU)
+    readable, probabilities, _ = classified(saved, paths)
     assert set(chosen) <= set(readable)
     if strategy == "margin":
         two = probabilities.topk(2).values
         least = [readable[index] for index in (two[:, 0] - two[:, 1]).argsort(stable=True)[:4]]
         assert set(chosen) == set(least)
-    elif strategy == "k-center":  # not an image and its copy
+    elif strategy in ("k-center", "badge"):  # not an image and its copy
         assert not {folder / "ant" / "0.png", folder / "cow" / "copy.png"} <= set(chosen)
     else:
-        assert chosen != select_images(saved, paths, 4, strategy, CPU, seed=2)[0]
+        assert rows != select_images(saved, paths, 4, strategy, CPU, seed=2)[0]
+    for path, name, high, lead in rows:
+        best = probabilities[readable.index(path)].sort(descending=True)
+        assert name == saved.classes[best.indices[0]]
+        assert (high, lead) == pytest.approx(
+            (best.values[0].item(), (best.values[0] - best.values[1]).item()), rel=1e-4
+        )
     with pytest.raises(ValueError, match="budget is 10, and 9 samples are not labelled yet; choose at most 9"):
         select_images(saved, paths, 10, strategy, CPU)
+
+
+def test_images_of_the_training_are_not_selected(folder):
+    """They are known by their content, wherever they are; k-center keeps away from where they were."""
+    plain = classifier()
+    paths = list(expand([folder]))
+    first = folder / "ant" / "0.png"
+    named = [("ant/0.png", 0, fingerprint(first)), ("ant/none.png", 0, "0")]
+    saved = replace(plain, spec=replace(plain.spec, data=str(folder)), files={"train": named})
+    shutil.copy(first, folder / "cow" / "copy.png")
+    others = [path for path in paths if path != first]
+    for strategy in ("margin", "k-center", "random", "badge"):
+        chosen, _ = select_images(saved, [*others, folder / "cow" / "copy.png"], 7, strategy, CPU)
+        assert {path for path, *_ in chosen} == set(others)
+    seen = list(classify_files(saved, paths, CPU))
+    embeddings = torch.cat([each.features for each in seen])
+    expected = select("k-center", 3, embeddings=embeddings, labelled=torch.tensor([paths.index(first)]))
+    chosen, _ = select_images(saved, others, 3, "k-center", CPU)
+    assert [path for path, *_ in chosen] == [paths[index] for index in expected]
 
 
 @pytest.mark.slow

@@ -269,13 +269,17 @@ def test_files_and_folders_to_look_at(folder):
     (folder / ".hidden" / "1.png").touch()
     (folder / "ant" / ".2.png").touch()
     (folder / "note.txt").touch()
-    assert len(expand([folder])) == 18
-    assert expand([folder / "note.txt", folder / "bee"]) == [folder / "note.txt", *sorted((folder / "bee").iterdir())]
+    assert list(expand([folder])) == sorted(expand([folder]))
+    assert len(list(expand([folder]))) == 18
+    assert list(expand([folder / "note.txt", folder / "bee"])) == [
+        folder / "note.txt",
+        *sorted((folder / "bee").iterdir()),
+    ]
     with pytest.raises(FileNotFoundError, match="there is no file or folder none"):
-        expand([folder / "ant", folder.parent.relative_to(folder.parent) / "none"])
+        list(expand([folder / "ant", folder.parent.relative_to(folder.parent) / "none"]))
     (folder / "empty").mkdir()
     with pytest.raises(ValueError, match=r"empty has no images \(\.bmp"):
-        expand([folder / "empty"])
+        list(expand([folder / "empty"]))
 
 
 # --- Pets and Cars in the layout of torchvision -----------------------------------------------------------------------

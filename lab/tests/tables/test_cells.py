@@ -368,4 +368,4 @@ def test_names_that_no_cell_has_together_are_refused():
 
 
 def test_strategies_are_those_of_active_learning():
-    assert set(labelling.STRATEGIES) == set(STRATEGIES)
+    assert set(labelling.STRATEGIES) == set(STRATEGIES) - {"badge"}

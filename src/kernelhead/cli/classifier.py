@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Column
@@ -18,7 +18,6 @@ from kernelhead.cli._progress import steps_bar
 from kernelhead.cli.train import show_figures
 
 Format = StrEnum("Format", ["table", "json", "csv"])
-COLUMNS = ("image", "class", "probability")
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a run, or its model.safetensors.")]
 ImagesArgument = Annotated[list[Path], typer.Argument(metavar="IMAGES", help="Image files, or folders of them.")]
@@ -63,35 +62,46 @@ def predict(
     model: ModelArgument,
     images: ImagesArgument,
     output: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.table,
+    out: Annotated[Path | None, typer.Option(help="File to write instead, .csv or .parquet.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Number of classes to name per image.")] = 1,
     device: DeviceOption = "auto",
 ) -> None:
-    """Name the class of images, with its probability."""
+    """Name the class of images, with its probability.
+
+    With --out, any number of images takes the same memory, and the same command goes on after an interruption. An
+    image that cannot be read has a row without a class there.
+    """
+    from kernelhead.finetune import prediction
+    from kernelhead.finetune.data import shortened
     from kernelhead.finetune.distributed import choose_device
-    from kernelhead.finetune.evaluation import predict_files
     from kernelhead.finetune.images import expand
     from kernelhead.finetune.saved import load_classifier
 
-    saved = load_classifier(model)
+    saved, place = load_classifier(model), choose_device(device)
+    total = sum(1 for _ in expand(images))
+    if out is not None:
+        with steps_bar() as progress:
+            broken = prediction.predict_into(out, saved, expand(images), place, total, top, progress)
+        print_plain(f"Written {out}, {total:,} images")
+        exit_if([f"{len(broken)} images cannot be read: {shortened(broken)}"] if broken else [])
+        return
     with steps_bar("nothing was changed") as progress:
-        paths, probabilities, broken = predict_files(saved, expand(images), choose_device(device), progress)
-    rows: list[dict[str, Any]] = []
-    for path, row in zip(paths, probabilities, strict=True):
-        best = row.topk(min(top, len(row)))
-        for label, probability in zip(best.indices.tolist(), best.values.tolist(), strict=True):
-            rows.append({"image": str(path), "class": saved.classes[label], "probability": round(probability, 6)})
+        seen = prediction.classify_files(saved, expand(images), place, total=total, progress=progress)
+        found = list(prediction.predictions(saved, seen, top))
+    rows = [dict(zip(prediction.COLUMNS, row, strict=True)) for _, wrong, own in found if not wrong for row in own]
     if output == "json":
         print(json.dumps(rows, indent=1))
     elif output == "csv":
-        writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(sys.stdout, prediction.COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows({name: printable(str(value)) for name, value in each.items()} for each in rows)
     else:
-        table = RichTable(*(Column(name, overflow="fold") for name in COLUMNS))
+        table = RichTable(*(Column(name, overflow="fold") for name in prediction.COLUMNS))
         for each in rows:
-            table.add_row(Text(printable(each["image"])), Text(printable(each["class"])), f"{each['probability']:.4f}")
+            image, named = (Text(printable(str(each[name]))) for name in ("image", "class"))
+            table.add_row(image, named, f"{each['probability']:.4f}")
         console.print(table)
-    exit_if(broken)
+    exit_if([wrong for _, wrong, _ in found if wrong])
 
 
 @app.command()
@@ -99,25 +109,33 @@ def select(
     model: ModelArgument,
     images: ImagesArgument,
     budget: Annotated[int, typer.Option(min=1, help="Number of images to select.")],
-    strategy: Annotated[str, typer.Option(help="margin, k-center or random.")] = "margin",
-    seed: Annotated[int, typer.Option(help="Random seed of the strategy random.")] = 0,
+    strategy: Annotated[str, typer.Option(help="margin, k-center, badge or random.")] = "margin",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for selected.csv, and selected.html with a thumbnail of each.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Random seed of random and badge.")] = 0,
     device: DeviceOption = "auto",
 ) -> None:
-    """Select images to label next, and print their paths.
+    """Select images to label next, and print their paths. Images of the training are left out.
 
-    margin selects the images whose two most probable classes are closest, k-center images that lie far apart.
+    margin selects the images whose two most probable classes are closest, and k-center images that lie far apart.
+    badge selects images that lie far apart and are uncertain.
     """
     from kernelhead.finetune.distributed import choose_device
     from kernelhead.finetune.images import expand
     from kernelhead.finetune.saved import load_classifier
-    from kernelhead.finetune.select import select_images
+    from kernelhead.finetune.select import select_images, write_selection
 
-    saved = load_classifier(model)
-    place = choose_device(device)
+    if out is not None:
+        check_folder(out)
+    saved, place = load_classifier(model), choose_device(device)
     with steps_bar("nothing was changed") as progress:
-        chosen, broken = select_images(saved, expand(images), budget, strategy, place, seed=seed, progress=progress)
-    for path in chosen:
+        chosen, broken = select_images(saved, [*expand(images)], budget, strategy, place, seed=seed, progress=progress)
+    for path, *_ in chosen:
         print_plain(str(path))
+    if out is not None:
+        write_selection(out, chosen, f"{budget} images to label, by {strategy}")
+        say(f"Written {out / 'selected.csv'} and {out / 'selected.html'}", style="")
     exit_if(broken)
 
 

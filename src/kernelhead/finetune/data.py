@@ -111,9 +111,25 @@ class Images(Dataset[tuple[Tensor, View, int, Key]]):
 
     def in_order(self) -> list[list[Key]]:
         """Return the keys of all images once, in batches that fit into memory."""
-        share = max(1, min(MAX_BATCH, BATCH_PIXELS // self.size**2))
+        share = batch_share(self.size)
         keys = [(0, 0, index) for index in range(len(self))]
         return [keys[start : start + share] for start in range(0, len(keys), share)]
+
+
+def batch_share(size: int) -> int:
+    """Return how many images with side `size` make a batch without gradients."""
+    return max(1, min(MAX_BATCH, BATCH_PIXELS // size**2))
+
+
+def worker_count(spec: TrainSpec) -> int:
+    """Return how many processes or threads read images."""
+    return spec.workers or min(MAX_WORKERS, os.cpu_count() or 1)
+
+
+def normalised(seen: Tensor, expected: Input) -> Tensor:
+    """Return images (B, 3, S, S) of values from 0 to 255 as a network expects them."""
+    mean, std = (torch.tensor(each, device=seen.device).view(3, 1, 1) for each in (expected.mean, expected.std))
+    return (seen / 255 - mean) / std
 
 
 def kept_short_side(spec: TrainSpec, input: Input) -> int:
@@ -147,7 +163,7 @@ def read_images(
     again whenever they are needed.
     """
     short_side = kept_short_side(spec, expected)
-    workers = spec.workers or min(MAX_WORKERS, os.cpu_count() or 1)
+    workers = worker_count(spec)
     given = [*listing.train, *listing.val, *listing.test]
     own_memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     room = MEMORY_SHARE * (torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else own_memory)
@@ -239,9 +255,7 @@ def batches(images: Images, keys: Iterable[list[Key]], data: Data) -> Iterator[t
             worker_init_fn=ignore_interrupts,  # the main process ends its workers itself
             generator=torch.Generator(),  # else it would draw from the network's
         )
-    mean, std = (torch.tensor(each, device=device).view(3, 1, 1) for each in (data.input.mean, data.input.std))
     for pixels, about, labels, own_keys in loader:
         moved = (each.to(device, non_blocking=True) for each in (pixels, about, labels))
         pixels, about, labels = moved
-        seen = images.augmented(resample(pixels, about, images.size), own_keys)
-        yield (seen / 255 - mean) / std, labels
+        yield normalised(images.augmented(resample(pixels, about, images.size), own_keys), data.input), labels

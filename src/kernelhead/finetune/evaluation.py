@@ -1,6 +1,6 @@
 """What a classifier says about images: features, logits, figures and probabilities."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -115,23 +115,6 @@ def open_test(saved: SavedClassifier, data: str | None, device: torch.device, pr
     opened = read_images(replace(listing, classes=saved.classes), own, saved.input, device, progress=progress)
     warn_of(opened.left_out)
     return opened
-
-
-def open_files(
-    saved: SavedClassifier, paths: Sequence[Path], device: torch.device, progress: Progress | None = None
-) -> tuple[Data, list[Path], list[str]]:
-    """Open image files as test images. Return which of them can be read, and a sentence per other."""
-    data = read_images(Listing(test=[(path, 0) for path in paths]), saved.spec, saved.input, device, progress=progress)
-    return data, [path for path in paths if str(path) not in data.left_out], list(data.left_out.values())
-
-
-def predict_files(
-    saved: SavedClassifier, paths: Sequence[Path], device: torch.device, progress: Progress | None = None
-) -> tuple[list[Path], Tensor, list[str]]:
-    """Return the image files that can be read, the probabilities (n, C) of their classes, and a sentence per other."""
-    data, readable, broken = open_files(saved, paths, device, progress)
-    logits = logits_of(saved.model, data, data.test, amp=saved.spec.amp, progress=progress)
-    return readable, finite(logits).double().softmax(1), broken
 
 
 def finite(logits: Tensor) -> Tensor:

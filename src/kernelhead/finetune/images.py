@@ -1,5 +1,6 @@
 """Which images a data set has: CIFAR, Pets and Cars by their names, or any folder of class folders."""
 
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -128,21 +129,26 @@ def check_data(data: str) -> None:
 
 def find_images(folder: Path) -> Iterator[Path]:
     """Yield the image files in a folder and its subfolders, sorted. Names that begin with a dot are left out."""
-    for path in sorted(folder.rglob("*")):
-        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if path.suffix.lower() in SUFFIXES and not hidden:
-            yield path
+    with os.scandir(folder) as inside:  # one folder at a time: there may be a million files
+        names = sorted((each.name, each.is_dir(follow_symlinks=False)) for each in inside if each.name[0] != ".")
+    for name, is_folder in names:
+        if is_folder:
+            yield from find_images(folder / name)
+        elif (folder / name).suffix.lower() in SUFFIXES:
+            yield folder / name
 
 
-def expand(paths: Sequence[Path]) -> list[Path]:
-    """Files as they are named, and the images in folders."""
-    inside = {path: list(find_images(path)) if path.is_dir() else [path] for path in paths}
-    for path, found in inside.items():
+def expand(paths: Sequence[Path]) -> Iterator[Path]:
+    """Yield files as they are named, and the images in folders."""
+    for path in paths:
         if not path.exists():
             raise FileNotFoundError(f"there is no file or folder {path}")
-        if not found:
+        inside = find_images(path) if path.is_dir() else iter([path])
+        first = next(inside, None)
+        if first is None:
             raise ValueError(f"{path} has no images ({', '.join(sorted(SUFFIXES))})")
-    return [each for found in inside.values() for each in found]
+        yield first
+        yield from inside
 
 
 def read_image(source: Source, short_side: int | None = None) -> Tensor:

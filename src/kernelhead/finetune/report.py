@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kernelhead.files import write_bytes
 from kernelhead.finetune.data import Images
-from kernelhead.finetune.images import read_image
+from kernelhead.finetune.images import Source, read_image
 from kernelhead.finetune.saved import SavedClassifier
 from kernelhead.inspection.plot import BLUE, GREY, ORANGE, write_plot
 from kernelhead.metrics import summary
@@ -61,7 +61,7 @@ def write_report(
     count, predicted = len(classes), logits.argmax(1)
     confusion = torch.bincount(labels * count + predicted, minlength=count**2).view(count, count)
     title = f"{Path(saved.spec.data).name}: {saved.spec.head} on {saved.spec.backbone}"
-    parts = [f"<h1>{html.escape(title)}</h1>", _figures(saved, images, logits)]
+    parts = [_figures(saved, images, logits)]
     if records:
         content = _curves(records)
         write_bytes(folder / CURVES_FILE, content)
@@ -75,9 +75,27 @@ def write_report(
     parts += ["<h2>Most confident errors</h2>", _errors(images, logits, classes)]
     settings = html.escape(yaml.safe_dump(saved.spec.as_dict(), sort_keys=False, allow_unicode=True))
     parts += [f"<h2>Settings</h2><details><summary>All settings of the run</summary><pre>{settings}</pre></details>"]
-    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>'
-    page = f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'
-    write_bytes(folder / REPORT_FILE, page.encode())
+    write_bytes(folder / REPORT_FILE, page(title, parts))
+
+
+def page(title: str, parts: Sequence[str]) -> bytes:
+    """Return a page of HTML that needs no other file."""
+    name = html.escape(title)
+    head = f'<meta charset="utf-8"><title>{name}</title><style>{STYLE}</style>'
+    body = f"<h1>{name}</h1>{''.join(parts)}"
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n'.encode()
+
+
+def figure(source: Source | Tensor, caption: str) -> str:
+    """Return a thumbnail of an image (3, H, W), with a caption in HTML."""
+    from PIL import Image
+
+    pixels = source.cpu() if isinstance(source, Tensor) else read_image(source, THUMBNAIL)
+    image, buffer = Image.fromarray(pixels.permute(1, 2, 0).numpy()), io.BytesIO()
+    image.thumbnail((2 * THUMBNAIL, 2 * THUMBNAIL))
+    kind = "png" if max(image.size) <= THUMBNAIL else "jpeg"
+    image.save(buffer, format=kind, quality=85)
+    return f"<figure>{_inline(buffer.getvalue(), kind)}<figcaption>{caption}</figcaption></figure>"
 
 
 def _figures(saved: SavedClassifier, images: Images, logits: Tensor) -> str:
@@ -193,22 +211,14 @@ def _reliability(logits: Tensor, labels: Tensor) -> bytes:
 
 
 def _errors(images: Images, logits: Tensor, classes: Sequence[str]) -> str:
-    from PIL import Image
-
     confidence, predicted = logits.double().softmax(1).max(1)
     wrong = torch.where(predicted != images.labels, confidence, -1.0)
     shown = []
     for index in wrong.argsort(descending=True, stable=True)[:ERRORS].tolist():
         if wrong[index] < 0:
             break
-        source = images.sources[index]
-        pixels = source.cpu() if isinstance(source, Tensor) else read_image(source, THUMBNAIL)
-        image, buffer = Image.fromarray(pixels.permute(1, 2, 0).numpy()), io.BytesIO()
-        image.thumbnail((2 * THUMBNAIL, 2 * THUMBNAIL))
-        image.save(buffer, format="PNG" if max(image.size) <= THUMBNAIL else "JPEG", quality=85)
-        kind = "png" if max(image.size) <= THUMBNAIL else "jpeg"
         name, label, _ = images.named[index]
         words = [html.escape(each) for each in (classes[label], classes[int(predicted[index])], name)]
         said = f"{words[0]}, taken for <b>{words[1]}</b>, {100 * confidence[index]:.1f} %<br>{words[2]}"
-        shown.append(f"<figure>{_inline(buffer.getvalue(), kind)}<figcaption>{said}</figcaption></figure>")
+        shown.append(figure(images.sources[index], said))
     return f"<div class=errors>{''.join(shown)}</div>" if shown else "<p>There are none.</p>"

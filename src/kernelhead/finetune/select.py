@@ -1,5 +1,8 @@
-"""Choose what to label next: at random, by margin, or by k-center (the paper's Appendix C)."""
+"""Choose what to label next: at random, by margin, by k-center (the paper's Appendix C), or by BADGE."""
 
+import csv
+import html
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,11 +10,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kernelhead.files import write_bytes
 from kernelhead.finetune.data import Progress
-from kernelhead.finetune.evaluation import classified, finite, open_files
+from kernelhead.finetune.images import data_root
+from kernelhead.finetune.prediction import classify_files
+from kernelhead.finetune.report import figure, page
 from kernelhead.finetune.saved import SavedClassifier
 
-STRATEGIES = {"random": "samples", "margin": "probabilities", "k-center": "embeddings"}  # and what each needs
+STRATEGIES = {  # and what each needs
+    "random": ("samples",),
+    "margin": ("probabilities",),
+    "k-center": ("embeddings",),
+    "badge": ("probabilities", "embeddings"),
+}
+CSV_FILE, SHEET_FILE = "selected.csv", "selected.html"
+COLUMNS = ("image", "class", "probability", "margin")
+
+Chosen = tuple[Path, str, float, float]  # file, predicted class, its probability, and by how much it leads
 
 
 def select(
@@ -28,14 +43,14 @@ def select(
 
     "random" needs the number n of `samples`. "margin" takes the smallest differences between the two largest
     `probabilities` (n, C). "k-center" takes greedily the sample whose cosine distance from all that are labelled or
-    chosen is largest, by `embeddings` (n, D).
+    chosen is largest, by `embeddings` (n, D). "badge" takes both (Ash et al., 2020).
     """
-    if strategy not in STRATEGIES:
-        raise ValueError(f"unknown strategy {strategy!r}; choose one of {', '.join(STRATEGIES)}")
-    given = {"random": samples, "margin": probabilities, "k-center": embeddings}[strategy]
-    if given is None or not torch.as_tensor(given).isfinite().all():
-        raise ValueError(f"strategy {strategy!r} needs {STRATEGIES[strategy]}, all of them finite")
-    taken = torch.zeros(given if isinstance(given, int) else len(given), dtype=torch.bool)
+    given = {"samples": samples, "probabilities": probabilities, "embeddings": embeddings}
+    needed = [given[name] for name in needs_of(strategy)]
+    if any(each is None or not torch.as_tensor(each).isfinite().all() for each in needed):
+        raise ValueError(f"strategy {strategy!r} needs {' and '.join(needs_of(strategy))}, all of them finite")
+    (count,) = {each if isinstance(each, int) else len(each) for each in needed if each is not None}
+    taken = torch.zeros(count, dtype=torch.bool)
     if labelled is not None:
         taken[labelled.cpu()] = True
     candidates = (~taken).nonzero().squeeze(1)
@@ -43,13 +58,55 @@ def select(
     if not 0 <= budget <= free:
         raise ValueError(f"budget is {budget}, and {free} samples are not labelled yet; choose at most {free}")
 
-    if isinstance(given, int):
-        return candidates[torch.randperm(free, generator=torch.Generator().manual_seed(seed))[:budget]]
-    if strategy == "margin":
-        largest = given.topk(min(2, given.shape[1]), dim=1).values
-        margin = (largest[:, 0] - largest[:, -1]).cpu()[candidates]
-        return candidates[margin.argsort(stable=True)[:budget]]
-    return _k_center(F.normalize(given.detach().float(), dim=1), budget, taken)
+    generator = torch.Generator().manual_seed(seed)
+    if strategy == "badge":
+        assert probabilities is not None
+        assert embeddings is not None
+        p, h = (each.detach()[candidates.to(each.device)] for each in (probabilities, embeddings))
+        return candidates[_badge(p.to(h.device), h, budget, generator)]
+    if embeddings is not None and strategy == "k-center":
+        return _k_center(F.normalize(embeddings.detach().float(), dim=1), budget, taken)
+    if probabilities is not None and strategy == "margin":
+        return candidates[margins(probabilities).cpu()[candidates].argsort(stable=True)[:budget]]
+    return candidates[torch.randperm(free, generator=generator)[:budget]]
+
+
+def needs_of(strategy: str) -> tuple[str, ...]:
+    """Return what a strategy chooses by."""
+    if strategy not in STRATEGIES:
+        raise ValueError(f"unknown strategy {strategy!r}; choose one of {', '.join(STRATEGIES)}")
+    return STRATEGIES[strategy]
+
+
+def margins(probabilities: Tensor) -> Tensor:
+    """Return by how much the largest of each row leads (n,)."""
+    largest = probabilities.topk(min(2, probabilities.shape[1]), dim=1).values
+    return largest[:, 0] - largest[:, -1]
+
+
+def _badge(probabilities: Tensor, embeddings: Tensor, budget: int, generator: torch.Generator) -> Tensor:
+    """Choose by k-means++ on g = (p - e) x h: the longest one first, then in proportion to squared distances.
+
+    p (n, C) are probabilities, e is 1 at the largest, h (n, D) are embeddings. g is the gradient of the cross-entropy
+    with the predicted class by the weights of a linear layer on h. <g_i, g_j> = <p_i - e_i, p_j - e_j> <h_i, h_j>, so
+    no g is ever made.
+    """
+    errors = probabilities - F.one_hot(probabilities.argmax(1), probabilities.shape[1])
+    lengths = errors.square().sum(1) * embeddings.square().sum(1)
+    chosen, weights = list[int](), lengths
+    free = torch.ones(len(lengths), dtype=torch.bool, device=lengths.device)
+    for _ in range(budget):
+        best = int(lengths.argmax())
+        if chosen:
+            sums = torch.where(free, weights if weights.any() else 1.0, 0.0).double().cumsum(0)
+            draw = sums[-1] * torch.rand((), generator=generator, dtype=torch.float64).item()
+            best = min(int(torch.searchsorted(sums, draw, right=True)), int(sums.argmax()))
+        inner = (errors @ errors[best]) * (embeddings @ embeddings[best])
+        distances = (lengths + lengths[best] - 2 * inner).clamp_min(0)
+        weights = torch.minimum(weights, distances) if chosen else distances
+        weights[best], free[best] = 0, False
+        chosen.append(best)
+    return torch.tensor(chosen, dtype=torch.long)
 
 
 def _k_center(points: Tensor, budget: int, taken: Tensor) -> Tensor:
@@ -82,14 +139,48 @@ def select_images(
     *,
     seed: int = 0,
     progress: Progress | None = None,
-) -> tuple[list[Path], list[str]]:
-    """Return the image files to label next, and a sentence per file that cannot be read."""
-    data, readable, broken = open_files(saved, paths, device, progress)
-    logits, embeddings = [], []
-    for features, scores in classified(saved.model, data, data.test, amp=saved.spec.amp, progress=progress):
-        logits.append(scores.float())
-        pooled = features.mean((2, 3)) if features.dim() == 4 else features.mean(1) if features.dim() == 3 else features
-        embeddings.append(pooled.float())
-    given = {"probabilities": finite(torch.cat(logits)).softmax(1), "embeddings": torch.cat(embeddings)}
-    chosen = select(strategy, budget, **given, samples=len(readable), seed=seed)
-    return [readable[index] for index in chosen.tolist()], broken
+) -> tuple[list[Chosen], list[str]]:
+    """Return the image files to label next, and a sentence per file that cannot be read.
+
+    Images of the training are never chosen. k-center keeps away from those too that are still where they were. The
+    embeddings are the features that the head takes, averaged over positions, of unit length where it has a kernel.
+    """
+    needs, root, known, own = needs_of(strategy), data_root(saved.spec.data), saved.trained_on(), list[Path]()
+    if strategy == "k-center":
+        own = [root / name for name, *_ in saved.files.get("train", ()) if (root / name).is_file()]
+    total, readable, marks, broken = len(own) + len(paths), list[Path](), list[str](), list[str]()
+    scores, vectors = list[Tensor](), list[Tensor]()
+    for seen in classify_files(saved, [*own, *paths], device, total=total, progress=progress):
+        readable += [path for path in seen.paths if path not in seen.broken]
+        marks += seen.marks
+        broken += seen.broken.values()
+        scores.append(seen.logits.softmax(1))
+        if "embeddings" in needs and seen.marks:
+            pooled = seen.features.float()
+            pooled = pooled.mean((2, 3)) if pooled.dim() == 4 else pooled.mean(1) if pooled.dim() == 3 else pooled
+            vectors.append(F.normalize(pooled) if hasattr(saved.head, "kernel") else pooled)
+    if not readable:
+        raise ValueError(f"no image can be read ({next(iter(broken))})")
+    there = set(own)
+    labelled = [i for i, pair in enumerate(zip(readable, marks, strict=True)) if pair[0] in there or pair[1] in known]
+    probabilities = torch.cat(scores)
+    given = {"probabilities": probabilities, "embeddings": torch.cat(vectors) if vectors else None}
+    taken = torch.tensor(labelled, dtype=torch.long)
+    chosen = select(strategy, budget, **given, samples=len(readable), labelled=taken, seed=seed)
+    rows = probabilities.cpu()[chosen]
+    figures = zip(chosen.tolist(), *(each.tolist() for each in (*rows.max(1)[::-1], margins(rows))), strict=True)
+    return [(readable[i], saved.classes[label], high, lead) for i, label, high, lead in figures], broken
+
+
+def write_selection(folder: Path, chosen: Sequence[Chosen], title: str) -> None:
+    """Write the chosen images as CSV, and as a page with a thumbnail of each."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows((path, name, f"{high:.6g}", f"{lead:.6g}") for path, name, high, lead in chosen)
+    write_bytes(folder / CSV_FILE, text.getvalue().encode())
+    figures = [
+        figure(path, f"{number}: <b>{html.escape(name)}</b> {100 * high:.0f} %<br>{html.escape(str(path))}")
+        for number, (path, name, high, _) in enumerate(chosen, 1)
+    ]
+    write_bytes(folder / SHEET_FILE, page(title, [f"<div class=errors>{''.join(figures)}</div>"]))
