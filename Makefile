@@ -2,18 +2,27 @@
 PYTHON ?= python3
 VENV ?= .venv
 RUNS ?= runs
-DOCUMENTS := README.md $(wildcard lab/docs/*.md)
+DOCUMENTS := README.md $(wildcard docs/*/*.md) $(wildcard lab/docs/*.md)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # Files, not tests, are shared out: a file's fixtures are made once.
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile
 .DEFAULT_GOAL := help
-.PHONY: help demo reproduce test test-all campaign lint types unit slow format tables clean
+.PHONY: help demo synthetic reproduce test test-all campaign lint types unit slow format tables docs docs-serve clean
 
 help:  ## List these targets.
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-demo: $(VENV)/.plot  ## Run the paper's synthetic experiment: a table, a picture and a page. About 4 minutes on two cores.
+demo: $(VENV)/.plot,sklearn,vision  ## Three heads on digits, then the paper's first experiment, with pages. At most 3 minutes on two cores.
+	@rm -rf $(RUNS)/demo
+	$(BIN)/python examples/digits.py $(RUNS)/demo/digits
+	$(BIN)/kernelhead train --data $(RUNS)/demo/digits --backbone examples.digits:network --test 0.5 --val 0.1 \
+		--head linear --head attentive --head landmarks --head-option landmarks.landmarks=256 \
+		--augment none --epochs 12 --out $(RUNS)/demo/heads
+	$(BIN)/kernelhead-lab reproduce synthetic --draws 3 --runs $(RUNS)/demo
+	@echo "Open $(RUNS)/demo/heads/report.html for the heads, $(RUNS)/demo/report/report.html for the sphere."
+
+synthetic: $(VENV)/.plot  ## The paper's synthetic experiment on all ten draws: the full table. About 5 minutes on two cores.
 	$(BIN)/kernelhead-lab reproduce synthetic --runs $(RUNS)
 
 reproduce: $(VENV)/.plot  ## Run a table of the paper: make reproduce TABLE="cifar100 --seeds 3"; 'list' shows them.
@@ -46,6 +55,12 @@ format: $(VENV)/.dev  ## Put the code into the house format.
 
 tables: $(VENV)/.plot  ## Make the tables of lab/results and of the documents again from the result files.
 	$(BIN)/kernelhead-lab report --runs lab/results $(DOCUMENTS:%=--fill %)
+
+docs: $(VENV)/.docs  ## Build the documentation into site/; it needs no network to read.
+	$(BIN)/mkdocs build --strict
+
+docs-serve: $(VENV)/.docs  ## Serve the documentation at http://localhost:8000, rebuilt as it changes.
+	$(BIN)/mkdocs serve
 
 clean:  ## Remove the virtual environment and caches.
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache

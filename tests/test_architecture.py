@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY, LABORATORY = ROOT / "src" / "kernelhead", ROOT / "lab" / "src" / "kernelhead_lab"
 
-EVERYWHERE = {"_version", "files", "metrics", "tables"}
+EVERYWHERE = {"_version", "files", "metrics", "page", "tables"}
 STANDS_ON = {
     "kernels": set(),
     "fused": {"kernels"},

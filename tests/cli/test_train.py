@@ -122,18 +122,16 @@ def test_a_network_of_a_library_learns(work, backbone):
 def test_without_a_folder_it_goes_to_runs_with_a_report(work):
     succeed("train", "--data", "images", *SMALL[:2], "--epochs", 1, "--head", "linear", "--seed", 4)
     folder = work / "runs" / "train" / "images-tiny_networks-tiny-linear-seed4"
-    assert {"model.safetensors", "report.html", "curves.png"} <= {path.name for path in folder.iterdir()}
+    assert {"model.safetensors", "report.html", "metrics.jsonl"} <= {path.name for path in folder.iterdir()}
     said = succeed("evaluate", folder, "--data", "images", "--out", "seen").stdout
     assert f"Written {Path('seen', 'report.html')} and" in said
     assert "48 of these images were in the training" in (work / "seen" / "report.html").read_text()
 
 
-def test_without_matplotlib_there_is_no_report_but_a_classifier(work, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+def test_without_plotly_there_is_no_report_but_a_classifier(work, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
     options = ["--backbone", "tiny_networks:tiny", "--device", "cpu", "--batch-size", 12, "--epochs", 1]
-    with pytest.warns(
-        UserWarning, match=r"there is no report: a report needs matplotlib.*; install it with pip install"
-    ):
+    with pytest.warns(UserWarning, match=r"there is no report: a report needs plotly.*; install it with pip install"):
         succeed("train", "--data", "images", *options, "--head", "linear", "--out", "plain")
     assert (work / "plain" / "predictions.csv").exists()
     assert not (work / "plain" / "report.html").exists()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from plotly.offline import get_plotlyjs
 
 from kernelhead.finetune.data import open_data
 from kernelhead.finetune.evaluation import logits_of
@@ -51,13 +52,20 @@ def cells(text):
 
 def test_the_page_needs_nothing_else(page):
     text = (page / "report.html").read_text()
-    assert {path.name for path in page.iterdir()} == {"report.html", "curves.png", "kernel.png"}
-    assert not re.search(r"https?://|src=\"(?!data:)|<script|<link|@import", text)
+    assert {path.name for path in page.iterdir()} == {"report.html"}
+    script = get_plotlyjs()
+    assert text.count(script) == 1
+    text = text.replace(script, "")
+    assert not re.search(r"https?://(?!plot\.ly)|src=\"(?!data:)|<script[^>]+src|@import", text)
+    ids = re.findall(r'<div id="([^"]+)"', text)
+    assert ids[:3] == ["curves-loss", "curves-accuracy", "matrix"]
+    assert {"reliability", "probabilities", "kernel-own", "coefficients-own"} < set(ids)
+    assert text.count("Plotly.newPlot") == len(ids) == text.count('role="img" aria-label="')
     images = re.findall(r'src="data:image/(?:png|jpeg);base64,([^"]+)"', text)
     decoded = [Image.open(io.BytesIO(base64.b64decode(each))) for each in images]
-    assert len(decoded) >= 5  # curves, matrix, reliability, kernel, errors
+    assert decoded
     assert all(min(image.size) > 10 for image in decoded)
-    assert base64.b64encode((page / "curves.png").read_bytes()).decode() in images
+    assert 'alt=""' not in text
     assert "<blue>" not in text
     assert "&lt;blue&gt;" in text
 
@@ -112,8 +120,8 @@ def test_a_perfect_classifier_with_many_classes(made, tmp_path):
     assert "Learning curves" not in text
 
 
-def test_without_matplotlib_it_is_one_sentence(made, tmp_path, monkeypatch):
+def test_without_plotly_it_is_one_sentence(made, tmp_path, monkeypatch):
     saved, data, logits = made
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ModuleNotFoundError, match=r"a report needs matplotlib.*; install it with pip install 'kern"):
+    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
+    with pytest.raises(ModuleNotFoundError, match=r"a report needs plotly.*; install it with pip install 'kern"):
         write_report(tmp_path, saved, data.test, logits)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.image import imread
 from scipy import stats
 from sklearn.datasets import make_circles
 from sklearn.exceptions import ConvergenceWarning
@@ -382,7 +381,7 @@ def test_the_command_prints_a_table_and_writes_a_plot(folder, command, monkeypat
     assert "The kernel head helps: KernelHeadClassifier gains" in printed
     labels = [line.split(":")[0] for line in messages.splitlines()]
     assert labels == ["KernelHeadClassifier", "KernelHead, trained", "logistic regression"]
-    assert imread(folder / "found" / "kernel.png")[..., :3].std() > 0.05  # not an empty page
+    assert "Plotly.newPlot" in (folder / "found" / "kernel.html").read_text()
     found = json.loads((folder / "found" / "compare.json").read_text())
     assert (found["format"], found["folds"]) == (2, 3)
 

@@ -143,7 +143,7 @@ def select(
 def inspect(
     model: ModelArgument,
     data: Annotated[str | None, typer.Option(help="Data set or folder: count its images by nearest point.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Chart to write, such as kernel.png.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Page of charts to write, such as kernel.html.")] = None,
     device: DeviceOption = "auto",
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -33,7 +33,7 @@ def compare(
     folds: Annotated[int, typer.Option(min=2, help="Number of folds of the cross-validation.")] = 5,
     seed: Annotated[int, typer.Option(help="Random seed of folds and classifiers.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for compare.json and kernel.png, a plot of the learned kernel.")
+        Path | None, typer.Option(help="Folder for compare.json and kernel.html, a chart of the learned kernel.")
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
@@ -76,6 +76,6 @@ def compare(
         write_bytes(out / "compare.json", (json.dumps(found.to_dict(), indent=1) + "\n").encode())
         try:
             fitted = KernelHeadClassifier(random_state=seed).fit(X, y.ravel())
-            write_plot(out / "kernel.png", fitted.head_.describe())
+            write_plot(out / "kernel.html", fitted.head_.describe())
         except (ModuleNotFoundError, ValueError) as error:  # the table, which is there, says what else failed
             say(f"no plot of the kernel: {error}")

@@ -150,6 +150,7 @@ def train(
     from kernelhead.finetune.data import open_data
     from kernelhead.finetune.distributed import choose_device, is_first, is_restarted, join_world
     from kernelhead.finetune.images import check_data
+    from kernelhead.finetune.report import write_comparison
     from kernelhead.finetune.saved import create_classifier
     from kernelhead.finetune.trainer import train as train_classifier
     from kernelhead.tables import show
@@ -197,6 +198,8 @@ def train(
         table, plain = beside(runs)
         write_bytes(folder / "comparison.json", (json.dumps(plain, indent=1) + "\n").encode())
         show(table, console)
+        if specs[0].report and all((each / "report.html").exists() for each in folders):  # else it was said why
+            write_comparison(folder, table, {name: each[0][0] for name, each in runs.items()})
         print_plain(f"Kept in {folder}")
     elif world.rank == 0:
         for each, result in runs[specs[0].head]:

@@ -4,8 +4,8 @@ import base64
 import csv
 import html
 import io
-import warnings
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +13,21 @@ import torch
 import yaml
 from torch import Tensor
 
+from kernelhead import page
 from kernelhead.files import write_bytes
 from kernelhead.finetune.data import Images
 from kernelhead.finetune.images import Source, read_image
-from kernelhead.finetune.saved import SavedClassifier
-from kernelhead.inspection.plot import BLUE, GREY, ORANGE, write_plot
+from kernelhead.finetune.saved import SavedClassifier, load_classifier
+from kernelhead.inspection.plot import kernel_charts
 from kernelhead.metrics import summary
+from kernelhead.page import BLUE, GREY
+from kernelhead.tables import Table
 
-CURVES_FILE, KERNEL_FILE = "curves.png", "kernel.png"
 PREDICTIONS_FILE, REPORT_FILE = "predictions.csv", "report.html"
 COLUMNS = ("image", "class", "predicted", "probability", "class_probability", "seen_in_training")
 BINS = 15  # of confidence
 ERRORS, CONFUSIONS, THUMBNAIL = 24, 12, 112  # errors and pairs of classes that are shown; pixels
 NAMED_CLASSES = 40  # a confusion matrix of more has no room for their names
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1c2733; max-width: 1060px; margin: 2em auto; padding: 0 1em }
-h1 { font-size: 1.6em } h2 { font-size: 1.2em; margin-top: 2em; border-bottom: 1px solid #d8dde3 }
-table { border-collapse: collapse } td, th { padding: .15em .9em .15em 0; text-align: right }
-td:first-child, th:first-child { text-align: left } tbody tr:hover { background: #eef3f8 }
-img { max-width: 100% } .scroll { max-height: 30em; overflow: auto; display: inline-block }
-.errors { display: flex; flex-wrap: wrap; gap: 12px } figure { margin: 0; width: 150px; font-size: 12px }
-figure img { height: 112px } figcaption { overflow-wrap: anywhere } b { color: #1a5aa0 } .note { color: #a04a05 }
-pre { background: #f4f6f8; padding: 1em; overflow: auto }
-"""
 
 
 def write_predictions(path: Path, saved: SavedClassifier, images: Images, logits: Tensor) -> None:
@@ -56,38 +48,27 @@ def write_predictions(path: Path, saved: SavedClassifier, images: Images, logits
 def write_report(
     folder: Path, saved: SavedClassifier, images: Images, logits: Tensor, records: Sequence[dict[str, Any]] = ()
 ) -> None:
-    """Write report.html and its charts about test images (n) with logits (n, C), and the records of a training."""
+    """Write report.html about test images (n) with logits (n, C), and the records of a training."""
     labels, classes = images.labels, saved.classes
     count, predicted = len(classes), logits.argmax(1)
     confusion = torch.bincount(labels * count + predicted, minlength=count**2).view(count, count)
     title = f"{Path(saved.spec.data).name}: {saved.spec.head} on {saved.spec.backbone}"
     parts = [_figures(saved, images, logits)]
     if records:
-        content = _curves(records)
-        write_bytes(folder / CURVES_FILE, content)
-        parts += ["<h2>Learning curves</h2>", _inline(content)]
-    parts += ["<h2>Confusion matrix</h2>", _inline(_matrix(confusion, classes)), _most_confused(confusion, classes)]
+        parts += ["<h2>Learning curves</h2>", _curves({"": records})]
+    parts += ["<h2>Confusion matrix</h2>", _matrix(confusion, classes), _most_confused(confusion, classes)]
     parts += ["<h2>Classes</h2>", _per_class(confusion, classes)]
-    parts += ["<h2>Reliability</h2>", _inline(_reliability(logits, labels))]
+    parts += ["<h2>Reliability</h2>", _reliability(logits, labels)]
     if hasattr(saved.head, "kernel"):
-        write_plot(folder / KERNEL_FILE, saved.head.describe())
-        parts += ["<h2>Kernel</h2>", _inline((folder / KERNEL_FILE).read_bytes())]
+        parts += ["<h2>Kernel</h2>", kernel_charts(saved.head.describe())]
     parts += ["<h2>Most confident errors</h2>", _errors(images, logits, classes)]
     settings = html.escape(yaml.safe_dump(saved.spec.as_dict(), sort_keys=False, allow_unicode=True))
     parts += [f"<h2>Settings</h2><details><summary>All settings of the run</summary><pre>{settings}</pre></details>"]
-    write_bytes(folder / REPORT_FILE, page(title, parts))
+    write_bytes(folder / REPORT_FILE, page.document(title, "".join(parts)))
 
 
-def page(title: str, parts: Sequence[str]) -> bytes:
-    """Return a page of HTML that needs no other file."""
-    name = html.escape(title)
-    head = f'<meta charset="utf-8"><title>{name}</title><style>{STYLE}</style>'
-    body = f"<h1>{name}</h1>{''.join(parts)}"
-    return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n'.encode()
-
-
-def figure(source: Source | Tensor, caption: str) -> str:
-    """Return a thumbnail of an image (3, H, W), with a caption in HTML."""
+def figure(source: Source | Tensor, name: str, caption: str) -> str:
+    """Return a thumbnail of an image (3, H, W); its name and its caption are HTML."""
     from PIL import Image
 
     pixels = source.cpu() if isinstance(source, Tensor) else read_image(source, THUMBNAIL)
@@ -95,7 +76,26 @@ def figure(source: Source | Tensor, caption: str) -> str:
     image.thumbnail((2 * THUMBNAIL, 2 * THUMBNAIL))
     kind = "png" if max(image.size) <= THUMBNAIL else "jpeg"
     image.save(buffer, format=kind, quality=85)
-    return f"<figure>{_inline(buffer.getvalue(), kind)}<figcaption>{caption}</figcaption></figure>"
+    return f"<figure>{_inline(buffer.getvalue(), kind, name)}<figcaption>{caption}</figcaption></figure>"
+
+
+def write_comparison(folder: Path, table: Table, runs: Mapping[str, Path]) -> None:
+    """Write report.html about heads beside one another: their table, and figures from the folder of a run of each."""
+    lines = {head: (run / "metrics.jsonl").read_text().splitlines() for head, run in runs.items()}
+    records = {head: [each for each in map(json.loads, found) if "epoch" in each] for head, found in lines.items()}
+    parts = [page.table(table.columns, table.rows), *(f"<p>{html.escape(note)}</p>" for note in table.notes)]
+    parts += ["<h2>Learning curves</h2>", _curves(records)]
+    for head, run in runs.items():
+        saved, text = load_classifier(run), (run / PREDICTIONS_FILE).read_text(encoding="utf-8")
+        index = {name: number for number, name in enumerate(saved.classes)}
+        confusion = torch.zeros(len(index), len(index), dtype=torch.int64)
+        for row in csv.DictReader(io.StringIO(text, newline="")):
+            confusion[index[row["class"]], index[row["predicted"]]] += 1
+        words = html.escape(head)
+        parts += [f"<h2>Confusion matrix of {words}</h2>", _matrix(confusion, saved.classes, f"matrix-{words}")]
+        if hasattr(saved.head, "kernel"):
+            parts += [f"<h2>Kernel of {words}</h2>", kernel_charts(saved.head.describe(), words)]
+    write_bytes(folder / REPORT_FILE, page.document(f"Heads beside one another: {table.title}", "".join(parts)))
 
 
 def _figures(saved: SavedClassifier, images: Images, logits: Tensor) -> str:
@@ -110,76 +110,68 @@ def _figures(saved: SavedClassifier, images: Images, logits: Tensor) -> str:
     rows += [(f"images for {part}", f"{len(each):,}") for part, each in saved.files.items() if part != "test"]
     seen = sum(mark in saved.trained_on() for _, _, mark in images.named)
     note = f'<p class="note">{seen:,} of these images were in the training.</p>' if seen else ""
-    return _table((), rows) + note
+    return page.table((), rows) + note
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    head = "".join(f"<th>{html.escape(each)}</th>" for each in columns)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+def _inline(content: bytes, kind: str, alt: str) -> str:
+    return f'<img alt="{alt}" src="data:image/{kind};base64,{base64.b64encode(content).decode()}">'
 
 
-def _inline(content: bytes, kind: str = "png") -> str:
-    return f'<img alt="" src="data:image/{kind};base64,{base64.b64encode(content).decode()}">'
+def _curves(runs: Mapping[str, Sequence[dict[str, Any]]]) -> str:
+    """Charts of loss and accuracy over epochs, with a colour per run and dots for validation."""
+    drawn = []
+    for what, unit in (("loss", ""), ("accuracy", ", %")):
+        figure = page.plot("epoch", what + unit)
+        for color, (run, records) in zip(page.COLORS, runs.items(), strict=False):
+            for name, label, dash in ((what, "training", "solid"), (f"val_{what}", "validation", "dot")):
+                seen = [(each["epoch"], each[name]) for each in records if each.get(name) is not None]
+                if seen:
+                    x, y = zip(*seen, strict=True)
+                    line = {"color": color, "dash": dash}
+                    figure.add_scatter(x=x, y=y, name=f"{run} {label}".strip(), line=line, mode="lines+markers")
+        drawn.append(page.chart(figure, f"curves-{what}", f"{what} of each epoch"))
+    return page.charts(*drawn)
 
 
-def _panels(count: int, width: float, height: float) -> tuple[Any, Sequence[Any]]:
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        sentence = f"a report needs {error.name}; install it with pip install 'kernelhead[plot]'"
-        raise ModuleNotFoundError(sentence, name=error.name) from error
-    figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
-    panels = figure.subplots(1, count, squeeze=False)[0]
-    for panel in panels:
-        panel.spines[["top", "right"]].set_visible(False)
-    return figure, panels
+def _matrix(confusion: Tensor, classes: Sequence[str], name: str = "matrix") -> str:
+    """A chart of the share of each class that is taken for each class, with counts under the mouse."""
+    shares = 100 * confusion / confusion.sum(1, keepdim=True).clamp_min(1)
+    figure = page.plot("predicted", "class", height=max(380, min(1100, 140 + 22 * len(classes))))
+    names = [html.escape(each) for each in classes]
+    shown = {"x": names, "y": names, "z": shares.tolist(), "text": confusion.tolist(), "colorscale": "Blues"}
+    hover = "%{y} taken for %{x}: %{text} images, %{z:.1f} %<extra></extra>"
+    figure.add_heatmap(**shown, zmin=0, zmax=100, hovertemplate=hover, colorbar={"title": "%", "thickness": 12})
+    if len(classes) <= NAMED_CLASSES // 2:
+        figure.update_traces(texttemplate="%{text}")
+    figure.update_xaxes(type="category", showticklabels=len(classes) <= NAMED_CLASSES)
+    figure.update_yaxes(type="category", showticklabels=len(classes) <= NAMED_CLASSES, autorange="reversed")
+    return page.chart(figure, name, "Confusion matrix; the tables below name the largest errors")
 
 
-def _png(figure: Any) -> bytes:
-    buffer = io.BytesIO()
-    with warnings.catch_warnings():  # of letters that the font lacks; the page's tables have them
-        warnings.simplefilter("ignore", UserWarning)
-        figure.savefig(buffer, format="png")
-    return buffer.getvalue()
-
-
-def _curves(records: Sequence[dict[str, Any]]) -> bytes:
-    figure, panels = _panels(3, 12, 3.4)
-    pairs = (("loss", "val_loss"), ("accuracy", "val_accuracy"), ("learning_rate",))
-    for panel, names, what in zip(panels, pairs, ("loss", "accuracy, %", "learning rate"), strict=True):
-        for name, color in zip(names, (BLUE, ORANGE), strict=False):
-            seen = [(each["epoch"], each[name]) for each in records if each.get(name) is not None]
-            if seen:
-                label = "validation" if name.startswith("val_") else "training"
-                panel.plot(*zip(*seen, strict=True), color=color, label=label, marker="." if len(seen) < 40 else None)
-        panel.set(xlabel="epoch", ylabel=what)
-    panels[0].legend(frameon=False)
-    return _png(figure)
-
-
-def _matrix(confusion: Tensor, classes: Sequence[str]) -> bytes:
-    side = min(11.0, 3.5 + 0.28 * len(classes))
-    figure, (panel,) = _panels(1, side + 1, side)
-    shares = confusion / confusion.sum(1, keepdim=True).clamp_min(1)
-    shown = panel.imshow((100 * shares).numpy(), cmap="Blues", vmin=0, vmax=100)
-    figure.colorbar(shown, ax=panel, label="% of the images of a class", shrink=0.7)
-    panel.set(xlabel="predicted", ylabel="class")
-    if len(classes) <= NAMED_CLASSES:
-        names = [name.replace("$", r"\$") for name in classes]
-        panel.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
-        panel.set_yticks(range(len(names)), names, fontsize=8)
-        for row, column in confusion.nonzero().tolist() if len(classes) <= NAMED_CLASSES // 2 else ():
-            color = "white" if shares[row, column] > 0.5 else "black"
-            panel.text(column, row, int(confusion[row, column]), ha="center", va="center", fontsize=7, color=color)
-    return _png(figure)
+def _reliability(logits: Tensor, labels: Tensor) -> str:
+    confidence, predicted = logits.double().softmax(1).max(1)
+    bin_of = (confidence * BINS).long().clamp_max(BINS - 1)
+    counts = torch.bincount(bin_of, minlength=BINS)
+    sums = [torch.bincount(bin_of, each, minlength=BINS) for each in (confidence, (predicted == labels).double())]
+    full = counts > 0
+    mean, right = ((each[full] / counts[full]).tolist() for each in sums)
+    diagram = page.plot("probability of the predicted class", "share that is right")
+    diagram.add_scatter(x=[0, 1], y=[0, 1], line={"color": GREY, "width": 1}, mode="lines", name="calibrated")
+    diagram.add_scatter(x=mean, y=right, line={"color": BLUE}, mode="lines+markers", name="measured")
+    histogram = page.plot("probability of the predicted class", "% of the images")
+    centres = ((torch.arange(BINS) + 0.5) / BINS).tolist()
+    histogram.add_bar(x=centres, y=(100 * counts / len(labels)).tolist(), marker_color=BLUE)
+    return page.charts(
+        page.chart(diagram, "reliability", "Share of right predictions over their probability"),
+        page.chart(histogram, "probabilities", "Histogram of the predicted probabilities"),
+    )
 
 
 def _most_confused(confusion: Tensor, classes: Sequence[str]) -> str:
     wrong = confusion.clone().fill_diagonal_(0).flatten()
     most = [index for index in wrong.argsort(descending=True, stable=True)[:CONFUSIONS].tolist() if wrong[index]]
     rows = [(classes[index // len(classes)], classes[index % len(classes)], int(wrong[index])) for index in most]
-    return _table(("class", "taken for", "images"), rows) if rows else "<p>No image is taken for another class.</p>"
+    return page.table(("class", "taken for", "images"), rows) if rows else "<p>No image is taken for another class.</p>"
 
 
 def _per_class(confusion: Tensor, classes: Sequence[str]) -> str:
@@ -190,24 +182,7 @@ def _per_class(confusion: Tensor, classes: Sequence[str]) -> str:
         precision, recall = (f"{100 * hits / each:.1f} %" if each else "" for each in (guesses, of))
         f1 = f"{200 * hits / (of + guesses):.1f} %" if of + guesses else ""
         rows.append((name, of, guesses, precision, recall, f1))
-    return _table(("class", "images", "predicted", "precision", "recall", "F1"), rows)
-
-
-def _reliability(logits: Tensor, labels: Tensor) -> bytes:
-    confidence, predicted = logits.double().softmax(1).max(1)
-    bin_of = (confidence * BINS).long().clamp_max(BINS - 1)
-    counts = torch.bincount(bin_of, minlength=BINS)
-    sums = [torch.bincount(bin_of, each, minlength=BINS) for each in (confidence, (predicted == labels).double())]
-    full = counts > 0
-    mean, accuracy = (each[full] / counts[full] for each in sums)
-    figure, (diagram, histogram) = _panels(2, 9, 3.6)
-    diagram.plot([0, 1], [0, 1], color=GREY, linewidth=0.8)
-    diagram.plot(mean.numpy(), accuracy.numpy(), color=BLUE, marker="o", markersize=4)
-    diagram.set(xlabel="probability of the predicted class", ylabel="share that is right", xlim=(0, 1), ylim=(0, 1))
-    centres = (torch.arange(BINS) + 0.5) / BINS
-    histogram.bar(centres.numpy(), (100 * counts / len(labels)).numpy(), width=0.9 / BINS, color=BLUE)
-    histogram.set(xlabel="probability of the predicted class", ylabel="% of the images", xlim=(0, 1))
-    return _png(figure)
+    return page.table(("class", "images", "predicted", "precision", "recall", "F1"), rows)
 
 
 def _errors(images: Images, logits: Tensor, classes: Sequence[str]) -> str:
@@ -220,5 +195,5 @@ def _errors(images: Images, logits: Tensor, classes: Sequence[str]) -> str:
         name, label, _ = images.named[index]
         words = [html.escape(each) for each in (classes[label], classes[int(predicted[index])], name)]
         said = f"{words[0]}, taken for <b>{words[1]}</b>, {100 * confidence[index]:.1f} %<br>{words[2]}"
-        shown.append(figure(images.sources[index], said))
-    return f"<div class=errors>{''.join(shown)}</div>" if shown else "<p>There are none.</p>"
+        shown.append(figure(images.sources[index], words[2], said))
+    return f'<div class="errors">{"".join(shown)}</div>' if shown else "<p>There are none.</p>"

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kernelhead import page
 from kernelhead.files import write_bytes
 from kernelhead.finetune.data import Progress
 from kernelhead.finetune.images import data_root
 from kernelhead.finetune.prediction import classify_files
-from kernelhead.finetune.report import figure, page
+from kernelhead.finetune.report import figure
 from kernelhead.finetune.saved import SavedClassifier
 
 STRATEGIES = {  # and what each needs
@@ -180,7 +181,8 @@ def write_selection(folder: Path, chosen: Sequence[Chosen], title: str) -> None:
     writer.writerows((path, name, f"{high:.6g}", f"{lead:.6g}") for path, name, high, lead in chosen)
     write_bytes(folder / CSV_FILE, text.getvalue().encode())
     figures = [
-        figure(path, f"{number}: <b>{html.escape(name)}</b> {100 * high:.0f} %<br>{html.escape(str(path))}")
+        figure(path, at, f"{number}: <b>{html.escape(name)}</b> {100 * high:.0f} %<br>{at}")
         for number, (path, name, high, _) in enumerate(chosen, 1)
+        for at in [html.escape(str(path))]
     ]
-    write_bytes(folder / SHEET_FILE, page(title, [f"<div class=errors>{''.join(figures)}</div>"]))
+    write_bytes(folder / SHEET_FILE, page.document(title, f'<div class="errors">{"".join(figures)}</div>'))

@@ -1,7 +1,7 @@
 """Inspection of a trained kernel head: its kernel, the worth of its terms, whether it is positive definite, its points.
 
 `head.describe()` measures. `str` of the result is a text with a drawing, `as_dict` is for JSON, and `plot.write_plot`
-draws a chart.
+writes a page of charts.
 """
 
 from collections.abc import Iterable

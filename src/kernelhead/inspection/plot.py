@@ -1,51 +1,35 @@
-"""A description as a chart."""
+"""A description as a page of charts."""
 
-import io
 from pathlib import Path
 
+from kernelhead import page
 from kernelhead.files import write_bytes
 from kernelhead.inspection import Description
 
-BLUE, ORANGE, GREY = "#1a5aa0", "#cc6105", "#8a8f98"
+
+def kernel_charts(description: Description, name: str = "own") -> str:
+    """Return charts of the kernel, of its coefficients, and of how much its points are used."""
+    terms, points = description.terms, description.points
+    kernel = page.plot("t, cosine of feature and weight", "k(t)")
+    kernel.add_scatter(x=description.t, y=description.k, line={"color": page.BLUE}, mode="lines", name="k(t)")
+    bars = page.plot("orange: constant and end points, which tell no classes apart", "coefficient")
+    colors = [page.ORANGE if term.order < 1 else page.BLUE for term in terms]
+    names = [f"{term.name} (dead)" if term.dead else term.name for term in terms]
+    bars.add_bar(x=names, y=[term.value for term in terms], marker_color=colors)
+    drawn = [page.chart(kernel, f"kernel-{name}", "The learned kernel k(t)")]
+    drawn += [page.chart(bars, f"coefficients-{name}", "The coefficients of the kernel")]
+    used = points.nearest if points.nearest is not None else points.mixing
+    if used is not None:
+        heights = sorted((100 * value / (sum(used) or 1) for value in used), reverse=True)
+        what = f"nearest, % of {points.samples} samples" if points.nearest is not None else "share of mixing, %"
+        use = page.plot(f"{points.kind}, most used first", what)
+        use.add_bar(x=list(range(1, len(heights) + 1)), y=heights, marker_color=page.BLUE)
+        drawn += [page.chart(use, f"points-{name}", "How much each point is used")]
+    return page.charts(*drawn)
 
 
 def write_plot(path: Path, description: Description) -> None:
-    """Draw kernel, coefficients and use of points, in the format that the file's name ends in."""
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        message = f"a chart needs {error.name}; pip install 'kernelhead[plot]'"
-        raise ModuleNotFoundError(message, name=error.name) from error
-
-    points, terms = description.points, description.terms
-    used = points.nearest if points.nearest is not None else points.mixing
-    figure = Figure(figsize=(10.5 if used is None else 15, 4), dpi=130, layout="constrained")
-    kernel, coefficients, *rest = figure.subplots(1, 2 if used is None else 3)
-
-    kernel.plot(description.t, description.k, color=BLUE, linewidth=2)
-    even, odd = terms[0].value, terms[1].value
-    for t, value, jump in ((1, description.k[-1], even + odd), (-1, description.k[0], even - odd)):
-        if jump:
-            kernel.plot([t], [value + jump], "o", color=ORANGE, clip_on=False)
-    kernel.set(xlabel="t, cosine of feature and weight (dots: at exactly ±1)", ylabel="k(t)")
-
-    colors = [ORANGE if term.order < 1 else BLUE for term in terms]
-    coefficients.bar([f"$a_{{{term.order}}}$" for term in terms], [term.value for term in terms], color=colors)
-    for index, term in enumerate(terms):
-        if term.dead:
-            coefficients.annotate("dead", (index, 0), ha="center", va="bottom", fontsize=8, color=GREY, rotation=90)
-    coefficients.tick_params(axis="x", labelsize=7 if len(terms) > 14 else 10)
-    coefficients.set(xlabel="orange: constant and end points, which tell no classes apart", ylabel="coefficient")
-
-    if used is not None:
-        heights = sorted((100 * value / (sum(used) or 1) for value in used), reverse=True)
-        rest[0].bar(range(1, len(heights) + 1), heights, color=BLUE, width=1.0 if len(heights) > 60 else 0.8)
-        what = f"nearest, % of {points.samples} samples" if points.nearest is not None else "share of mixing, %"
-        rest[0].set(xlabel=f"{points.kind}, most used first", ylabel=what)
-    for panel in (kernel, coefficients, *rest):
-        panel.spines[["top", "right"]].set_visible(False)
-    for panel in (kernel, coefficients):
-        panel.axhline(0, color=GREY, linewidth=0.8)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=path.suffix.removeprefix("."))
-    write_bytes(path, buffer.getvalue())
+    """Write a page of kernel, coefficients and use of points."""
+    if path.suffix != ".html":
+        raise ValueError(f"a chart is a page, and {path.name} does not end in .html; name it {path.stem}.html")
+    write_bytes(path, page.document(description.head, kernel_charts(description)))

@@ -8,17 +8,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from kernelhead.kernels import END_POINTS
+from kernelhead.page import COLORS, plot
 
-COLORS = (
-    "#2c47c9",
-    "#b92d05",
-    "#257a57",
-    "#bd9d08",
-    "#f07ab3",
-    "#29a5f5",
-    "#141414",
-    "#6c3f7c",
-)  # for all kinds of sight
 DASHES = ("solid", "dashdot", "dot")
 PAPER = " (paper)"
 """The end of the labels of lines with the paper's own numbers."""
@@ -103,17 +94,8 @@ def coefficients_chart(title: str, alphas: Mapping[str, Sequence[float]]) -> go.
 
 
 def _figure(title: str, x_label: str, y_label: str) -> go.Figure:
-    figure = go.Figure()
-    figure.update_layout(
-        title={"text": title, "font": {"size": 15}, "x": 0.01},
-        template="plotly_white",
-        margin={"l": 60, "r": 15, "t": 45, "b": 50},
-        legend={"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom"},
-        height=400,
-        showlegend=True,
-    )
-    figure.update_xaxes(title=x_label, automargin=True)
-    figure.update_yaxes(title=y_label, automargin=True)
+    figure: go.Figure = plot(x_label, y_label, title, height=400)
+    figure.update_layout(showlegend=True)
     return figure
 
 

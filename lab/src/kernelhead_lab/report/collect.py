@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kernelhead.finetune.spec import TrainResult
 from kernelhead.tables import Table
-from kernelhead_lab.report import verdicts
+from kernelhead_lab.report import summary, verdicts
 from kernelhead_lab.report.experiment import section
 from kernelhead_lab.report.page import Section
 from kernelhead_lab.tables import EXPERIMENTS, epochs, synthetic
@@ -73,7 +73,8 @@ def collect(runs: Path, shown: Sequence[str] = ()) -> Report:
         report.made.extend(_over_lengths(stores))
         by_epochs = {int(place.name.split("-")[0]): results for place, results in spheres.items()}
         claims = verdicts.table(by_epochs, stores)
-        report.made.insert(0, Made(claims.name, claims.name, "", Section(claims)))
+        more = {table.name: table for table in summary.tables(stores, claims, runs / "bench")}
+        report.made.insert(0, Made(claims.name, claims.name, "", Section(claims), more))
     report.warnings.extend(f"left out: {sentence}" for store in stores.values() for sentence in store.broken)
     return report
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from kernelhead.tables import Table
 from kernelhead_lab.report.text import to_markdown
 
-NAME = r"(?:claims|epochs|epochs-tuned|[\w-]+-epochs[\w-]*)"  # other comments are none of ours
+NAME = r"(?:claims|claims-short|heads|epochs|epochs-tuned|[\w-]+-epochs[\w-]*)"  # other comments are none of ours
 MARKER = re.compile(rf"<!-- /?{NAME} -->")
 BLOCK = re.compile(rf"<!-- (?P<name>{NAME}) -->(?P<end>\r?\n)(?P<old>.*?)<!-- /(?P=name) -->", re.DOTALL)
 

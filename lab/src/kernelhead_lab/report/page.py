@@ -12,11 +12,11 @@ from plotly.offline import get_plotlyjs
 
 from kernelhead._version import __version__
 from kernelhead.files import write_bytes
+from kernelhead.page import chart, style
 from kernelhead.tables import Table
 from kernelhead_lab.tables.statistics import NOT_RUN
 
 MUTED = (NOT_RUN, "diverged")  # cells that begin so hold no number
-OPTIONS = {"displayModeBar": False, "responsive": True}
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
     charts = any(section.charts for section in sections)
     parts = {
         "TITLE": escape(title),
+        "STYLE": style(),
         "SCRIPT": f"<script>{get_plotlyjs()}</script>" if charts else "",
         "LINKS": "\n".join(links) or "<li>no tables yet</li>",
         "SECTIONS": "\n".join(_section(name, section) for name, section in zip(names, sections, strict=True)),
@@ -58,22 +59,19 @@ def _section(name: str, section: Section) -> str:
     parts += [f"<thead><tr>{heads}</tr></thead>", "<tbody>"]
     parts += [f"<tr>{''.join(_cell(i, cell) for i, cell in enumerate(row))}</tr>" for row in table.rows]
     parts.append("</tbody></table></div>")
-    parts += [f'<p class="note">{escape(note)}</p>' for note in table.notes]
+    parts += [f'<p class="remark">{escape(note)}</p>' for note in table.notes]
     if section.charts:
-        drawn = (_chart(f"{name}-chart-{number}", chart) for number, chart in enumerate(section.charts, start=1))
+        drawn = (_chart(f"{name}-chart-{number}", each) for number, each in enumerate(section.charts, start=1))
         parts += ['<div class="charts">', *drawn, "</div>"]
     return "\n".join([*parts, "</section>"])
 
 
-def _chart(name: str, chart: go.Figure) -> str:
+def _chart(name: str, figure: go.Figure) -> str:
     """Return a chart's element and data. High charts and rows of spheres take the whole width."""
-    spheres = any(trace.type == "surface" for trace in chart.data)
-    wide = "wide" if spheres or (chart.layout.height or 0) > 450 else "chart"
-    script: list[str] = []
-    if spheres:
-        script = [resources.files("kernelhead_lab.report").joinpath("turn.js").read_text(encoding="utf-8")]
-    drawn = chart.to_html(full_html=False, include_plotlyjs=False, div_id=name, config=OPTIONS, post_script=script)
-    return f'<div class="{wide}">{drawn}</div>'
+    spheres = any(trace.type == "surface" for trace in figure.data)
+    script = [resources.files("kernelhead_lab.report").joinpath("turn.js").read_text(encoding="utf-8")] * spheres
+    drawn = chart(figure, name, figure.layout.title.text or "Chart", script)
+    return f'<div class="wide">{drawn}</div>' if spheres or (figure.layout.height or 0) > 450 else drawn
 
 
 def _cell(index: int, text: str) -> str:
