@@ -289,7 +289,12 @@ def save(tmp_path, monkeypatch):
 
     def made(head, **options):
         spec = TrainSpec(
-            data="images", backbone="network_to_inspect:small", head=head, head_options=options, image_size=16
+            data="images",
+            backbone="network_to_inspect:small",
+            head=head,
+            head_options=options,
+            image_size=16,
+            test_size=16,
         )
         model = create_classifier(spec, 3).eval()
         expected = Input(16, (0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
