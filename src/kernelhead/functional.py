@@ -35,7 +35,7 @@ def kernel_cross_entropy(
     reduction: str = "mean",
     backend: str = "auto",
     mode: str = "auto",
-    group: "ProcessGroup | None" = None,
+    group: "ProcessGroup | Share | None" = None,
     negatives: float | None = None,
 ) -> Tensor:
     """Cross-entropy of the kernel head, from features to the loss, without logits where there are many classes.
@@ -62,7 +62,7 @@ def kernel_cross_entropy(
             again, block by block ("memory"). "auto" keeps them while they take less than a sixteenth of a GPU's memory.
         group: processes that share out the classes, in the order of their ranks. Each has the weight of its own
             classes, and all have the same features, alpha and target. Gradients of features and alpha are complete in
-            every process. See docs/scale.md.
+            every process. A `Share` of `heads` is taken as well. See docs/scale.md.
         negatives: the share of the classes without a label in the batch that is sampled, for tens of millions of
             classes. The sum of exponentials is unbiased, its logarithm slightly too small on average.
 
@@ -100,7 +100,9 @@ def kernel_cross_entropy(
 
     alpha = alpha if temperature == 1 else alpha / temperature
     target = target.long()
-    share = Share.of(group, weight.shape[0] // prototypes, features.device) if sharded else None
+    share = None
+    if sharded:
+        share = group if isinstance(group, Share) else Share.of(group, weight.shape[0] // prototypes, features.device)
     _check_labels(target, ignore_index, share.total if share else weight.shape[0] // prototypes)
     backend = cross_entropy.choose(features, weight, fused=sharded) if backend == "auto" else backend
     if backend == "eager":
@@ -112,9 +114,28 @@ def kernel_cross_entropy(
         )
     options = prototypes, ignore_index, label_smoothing, backend, mode
     losses = cross_entropy.fused_nll(features, weight, alpha, target, *options, share, negatives)
+    return _reduced(losses, target != ignore_index, reduction)
+
+
+def sharded_cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    share: Share,
+    *,
+    ignore_index: int = IGNORED,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+) -> Tensor:
+    """`F.cross_entropy` of logits (N, K) of which each process has those of its own classes, for labels (N,) of all."""
+    _check_labels(target, ignore_index, share.total)
+    losses = share.nll(logits.to(real_dtype(logits.dtype)), target, ignore_index, label_smoothing)
+    return _reduced(losses, target != ignore_index, reduction)
+
+
+def _reduced(losses: Tensor, counted: Tensor, reduction: str) -> Tensor:
     if reduction == "none":
         return losses
-    return losses.sum() / (target != ignore_index).sum() if reduction == "mean" else losses.sum()
+    return losses.sum() / counted.sum() if reduction == "mean" else losses.sum()
 
 
 def mixup_cross_entropy(logits: Tensor, target: Tensor, *, shares: Tensor | None = None) -> Tensor:

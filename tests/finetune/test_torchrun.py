@@ -24,8 +24,9 @@ from kernelhead.finetune.spec import TrainSpec
 
 CHECKPOINT = "checkpoint.safetensors"
 OPTIONS = {"landmarks": {"landmarks": 8}, "expansion": {"width": 8}, "attentive": {"queries": 3}}
-# A larger rate makes the second moments chaotic: one process differs by 1e-2 after six epochs when a rounding differs.
-RATES = {"second_order": 1e-3}
+# At larger rates second moments amplify rounding: with 0.05, one process whose initial weights are changed by a unit in
+# the last place differs by 1e-2 after six epochs.
+RATES = {"second_order": 3e-4}
 LOST = "error: another process of this training ended or cannot be reached; start all of them again with --resume"
 STEP = 7  # of nine, in the third of three epochs
 
@@ -54,11 +55,11 @@ def torchrun(colours, *arguments, **options):
     )
 
 
-def arguments(colours, out, *more):
+def arguments(colours, out):
     """A training of three epochs with a checkpoint after every step."""
     run = ["train", "--data", colours / "images", "--backbone", "tiny_networks:tiny", "--head", "kernel"]
     run += ["--epochs", 3, "--batch-size", 16, "--learning-rate", 0.02, "--no-report", "--device", "cpu"]
-    return [*run, "--checkpoint-seconds", 0, "--out", out, *more]
+    return [*run, "--checkpoint-seconds", 0, "--out", out]
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +95,7 @@ def test_two_processes_equal_one_in_float64_with_every_head(tmp_path, colours):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_process_ends_the_group_with_a_sentence(victim, tmp_path, colours, alone):
+def test_a_killed_process_ends_the_group_with_a_sentence(victim, tmp_path, colours):
     logs = ["--log-dir", tmp_path / "logs", "--redirects", "3"]
     killed = ["kill", victim, *arguments(colours, tmp_path / "run")]
     done = torchrun(colours, *logs, __file__, *killed)
@@ -103,10 +104,6 @@ def test_a_killed_process_ends_the_group_with_a_sentence(victim, tmp_path, colou
     lines = [line for line in said.read_text().splitlines() if not line.startswith("epoch")]
     assert lines == [LOST]
     assert load_checkpoint(tmp_path / "run" / CHECKPOINT)[1]["step"] == STEP
-
-    done = torchrun(colours, "-m", "kernelhead", *arguments(colours, tmp_path / "run", "--resume"))
-    assert done.returncode == 0, done.stderr
-    assert_equal(tmp_path / "run", alone, 1e-3)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import distributed
 
-from kernelhead import kernel_cross_entropy, kernel_mean
+from kernelhead import create_head, kernel_cross_entropy, kernel_mean
 
 PROCESSES, SAMPLES, FEATURES = 4, 9, 6
 CASES = {
@@ -66,16 +66,31 @@ def check(rank, group, name):
 
 
 def count_numbers(group):
-    """How many numbers the processes reduce, forward and backward, as docs/scale.md says."""
-    sent, reduce = [], distributed.all_reduce
-    distributed.all_reduce = lambda x, *rest: (sent.append(x.numel()), reduce(x, *rest))
-    features, weight, alpha, target = made(8, 1)
-    own = weight.detach()[2 * group.rank() : 2 * group.rank() + 2].requires_grad_()
-    loss = kernel_cross_entropy(features, own, alpha, target, group=group)
-    assert sent == [SAMPLES, 4 * SAMPLES]
-    loss.backward()
-    assert sent[2:] == [SAMPLES * FEATURES, len(alpha)]
-    distributed.all_reduce = reduce
+    """What four processes send and keep in a step of training, as docs/scale.md says."""
+    sent = []
+    reduce, gather = distributed.all_reduce, distributed.all_gather
+    distributed.all_reduce = lambda x, *rest, **more: (sent.append(("reduced", x.numel())), reduce(x, *rest, **more))
+    distributed.all_gather = lambda to, x, *rest: (sent.append(("gathered", len(to) * x.numel())), gather(to, x, *rest))
+    classes, points, samples = 8, 5, 3 * PROCESSES  # in all
+    for name, width in (("kernel", FEATURES), ("landmarks", points)):
+        head = create_head(name, FEATURES, classes, **({"landmarks": points} if name == "landmarks" else {}))
+        head = head.shard(group)
+        features = torch.randn(samples // PROCESSES, FEATURES, requires_grad=True)
+        target = torch.zeros(len(features), dtype=torch.long)
+        sent.clear()
+        loss = head.loss(features, target, **({"mode": "speed"} if name == "kernel" else {}))
+        assert sent[:2] == [("gathered", PROCESSES), ("gathered", samples)]  # how many labels, and the labels
+        assert sent[2:] == [("gathered", samples * width), ("reduced", samples), ("reduced", 4 * samples)]
+        if name == "kernel":
+            losses = loss.grad_fn.next_functions[0][0].next_functions[0][0]
+            assert losses.parts[0][3].kept.shape == (samples, classes // PROCESSES)  # cosines
+        sent.clear()
+        loss.backward()
+        shared = [len(head.alpha)] if name == "kernel" else [len(head.alpha), points * FEATURES]
+        assert sorted(sent) == sorted(("reduced", count) for count in [samples * width, *shared])
+        kept = sum(each.numel() for each in head._of_classes().values())
+        assert kept == classes // PROCESSES * (width if name == "kernel" else width + 1)
+    distributed.all_reduce, distributed.all_gather = reduce, gather
 
 
 def process(rank, folder):

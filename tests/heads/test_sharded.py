@@ -1,5 +1,6 @@
 """Heads whose classes are shared out over processes: training, prediction and checkpoints as in one process."""
 
+import copy
 import sys
 
 import pytest
@@ -11,12 +12,19 @@ from torch.nn.parallel import DistributedDataParallel
 from kernelhead import create_head
 
 PROCESSES, BATCH, FEATURES, CLASSES = 3, 4, 5, 7
-HEADS = {"kernel": {}, "prototypes": {"prototypes": 2, "aggregate": "logsumexp", "coefficients": "softplus"}}
+HEADS = {
+    "kernel": ("kernel", {}),
+    "kernel with bias": ("kernel", {"bias": True, "coefficients": "sigmoid"}),
+    "mixture": ("prototypes", {"prototypes": 2, "aggregate": "logsumexp", "coefficients": "softplus"}),
+    "expansion": ("prototypes", {"prototypes": 2, "aggregate": "sum", "bias": True}),
+    "landmarks": ("landmarks", {"landmarks": 6}),
+}
 
 
-def head(name):
+def head(name, **options):
     torch.manual_seed(1)
-    return create_head(name, FEATURES, CLASSES, dtype=torch.float64, **HEADS[name])
+    kind, own = HEADS[name]
+    return create_head(kind, FEATURES, CLASSES, dtype=torch.float64, **own, **options)
 
 
 def backbone():
@@ -51,6 +59,41 @@ def in_one_process(name):
     return network, whole, losses
 
 
+def pools_and_masks(rank, group):
+    """Tokens, of which some do not count; every kind of reduction; labels that do not count; a share without classes."""
+    generator = torch.Generator().manual_seed(5)
+    tokens = torch.randn(PROCESSES, BATCH, 3, FEATURES, dtype=torch.float64, generator=generator)
+    mask = torch.rand(PROCESSES, BATCH, 3, generator=generator) < 0.7
+    mask[:, :, 0] = True
+    target = torch.randint(4, (PROCESSES, BATCH), generator=generator)
+    target[1, 2] = -100
+    for reduction in ("mean", "sum", "none"):
+        for classes in (4, 7):  # of 4, the third process has none
+            torch.manual_seed(1)
+            whole = create_head("landmarks", FEATURES, classes, landmarks=5, dtype=torch.float64)
+            own = copy.deepcopy(whole).shard(group)
+            options = {"reduction": reduction, "label_smoothing": 0.2}
+            expected = whole.loss(tokens.flatten(0, 1), target.flatten(), mask=mask.flatten(0, 1), **options)
+            found = own.loss(tokens[rank], target[rank], mask=mask[rank], **options)
+            torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+            expected.sum().backward()
+            found.sum().backward()
+            for each in (own.weight, own.raw_alpha):
+                theirs = whole.weight if each is own.weight else whole.raw_alpha
+                torch.testing.assert_close(each.grad, theirs.grad, rtol=1e-10, atol=1e-10)
+
+
+def begins_apart(rank, group):
+    """A head made by its processes has other points for each class, though all have the same seed."""
+    torch.manual_seed(0)
+    own = create_head("landmarks", FEATURES, 9, landmarks=4, device="meta").shard(group)
+    mixing, points = ([torch.empty_like(x) for _ in range(PROCESSES)] for x in (own.mixing, own.weight))
+    distributed.all_gather(mixing, own.mixing.detach())
+    distributed.all_gather(points, own.weight.detach())
+    assert len(torch.cat(mixing).unique(dim=0)) == 9
+    assert all(torch.equal(each, points[0]) for each in points)
+
+
 def process(rank, folder):
     torch.set_num_threads(1)
     store = f"file://{folder}/store"
@@ -65,9 +108,20 @@ def process(rank, folder):
         torch.testing.assert_close(found, losses, rtol=1e-10, atol=1e-10)
         for ours, theirs in zip(replica.parameters(), network.parameters(), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(own.raw_alpha, whole.raw_alpha, rtol=1e-9, atol=1e-9)
+        rows = slice(3 * rank, min(CLASSES, 3 * rank + 3))  # of 7 classes: 3, 3 and 1
+        for part, tensor in own.named_parameters():
+            theirs = whole.get_parameter(part)
+            if part in own.by_class:
+                per_class = len(theirs) // CLASSES
+                theirs = theirs[rows.start * per_class : rows.stop * per_class]
+            torch.testing.assert_close(tensor, theirs, rtol=1e-9, atol=1e-9)
+        for ours, theirs in zip(own.buffers(), whole.buffers(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
-        features = torch.randn(2, 3, FEATURES, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+        own.eval()
+        whole.eval()
+        shape = (6, 3, FEATURES) if own.pools else (2, 3, FEATURES)  # tokens, and vectors
+        features = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
         with torch.no_grad():
             values, classes = own.top_k(features, 4)
             expected = whole(features).topk(4)
@@ -77,24 +131,32 @@ def process(rank, folder):
 
         checkpoint.save({"head": own.state_dict()}, checkpoint_id=f"{folder}/{name}")
         if rank < 2:  # loaded by fewer processes
-            other = create_head(name, FEATURES, CLASSES, dtype=torch.float64, device="meta", **HEADS[name])
-            other.shard(pair)
-            assert not other.weight.is_meta
+            other = head(name, device="meta").shard(pair)
+            assert not any(each.is_meta for each in other.parameters())
             state = {"head": other.state_dict()}
             checkpoint.load(state, checkpoint_id=f"{folder}/{name}", process_group=pair)
             other.load_state_dict(state["head"])
-            rows = slice(rank * 4 * other.prototypes, (rank + 1) * 4 * other.prototypes)
-            torch.testing.assert_close(other.weight, whole.weight[rows], rtol=1e-9, atol=1e-9)
+            for part in other.by_class:
+                theirs = getattr(whole, part)
+                if theirs is not None:
+                    theirs = theirs[rank * len(theirs) * 4 // CLASSES :][: len(theirs) * 4 // CLASSES]
+                    torch.testing.assert_close(getattr(other, part), theirs, rtol=1e-9, atol=1e-9)
+            for ours, theirs in zip(other.buffers(), whole.buffers(), strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
             torch.testing.assert_close(other.alpha, whole.alpha, rtol=1e-9, atol=1e-9)
 
         with pytest.raises(ValueError, match=r"has \d of 7 classes here, so it has no logits; use loss or top_k"):
             own(features)
         with pytest.raises(ValueError, match="has some of the classes here; freeze a whole one"):
             own.freeze()
-        with pytest.raises(ValueError, match="shard needs a whole head with a fused loss; got a share"):
+        with pytest.raises(ValueError, match=r"shard needs a whole \w+; got a share of the classes"):
             own.shard(group)
-    with pytest.raises(ValueError, match="with a fused loss; got a KernelHead without one"):
-        create_head("kernel", 2, 2, bias=True).shard(group)
+        with pytest.raises(ValueError, match=r"need batches of the same size; got \[1, 2, 3\]"):
+            own.loss(features[:1, 0].expand(1 + rank, -1), torch.zeros(1 + rank, dtype=torch.long))
+        with pytest.raises(ValueError, match=r"labels need to lie in 0 .. 6; got 7 to 7"):
+            own.loss(features[:2, 0], torch.tensor([7, 7]))
+    pools_and_masks(rank, group)
+    begins_apart(rank, group)
     distributed.barrier()
     distributed.destroy_process_group()
 

@@ -24,6 +24,7 @@ TASK = "Data and network"
 TRAINING = "Training"
 MACHINE = "Machine and files"
 PATIENCE_SECONDS = 5.0
+LOST = "another process of this training ended or cannot be reached; start all of them again with --resume"
 REPEATED = ("head", "seed")  # settings that several runs beside one another may differ in
 FIGURES = {"accuracy": "accuracy, %", "top5": "top-5 accuracy, %", "nll": "NLL", "ece": "ECE, %"}
 
@@ -116,8 +117,7 @@ def _first_speaks() -> Iterator[None]:
             ignore_interrupts()  # of torchrun, which ends what is left of the group
             if rank > 1:
                 raise typer.Exit(1) from error
-            lost = "another process of this training ended or cannot be reached"
-            raise RuntimeError(f"{lost}; start all of them again with --resume") from error
+            raise RuntimeError(LOST) from error
         if rank:
             time.sleep(PATIENCE_SECONDS)
         raise
@@ -148,14 +148,14 @@ def train(
     from kernelhead.finetune import settings as settings_of
     from kernelhead.finetune.beside import beside
     from kernelhead.finetune.data import open_data
-    from kernelhead.finetune.distributed import choose_device, is_first, is_restarted, join_world
+    from kernelhead.finetune.distributed import RESTARTS, choose_device, is_first, join_world
     from kernelhead.finetune.images import check_data
     from kernelhead.finetune.report import write_comparison
     from kernelhead.finetune.saved import create_classifier
     from kernelhead.finetune.trainer import train as train_classifier
     from kernelhead.tables import show
 
-    resume = resume or is_restarted()
+    resume = resume or os.environ.get(RESTARTS, "0") != "0"
     if resume and config is None and out is not None and (out / settings_of.CONFIG_FILE).exists():
         config = out / settings_of.CONFIG_FILE
     specs = []

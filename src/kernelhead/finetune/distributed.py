@@ -11,11 +11,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from kernelhead.fused.collectives import add_up
+from kernelhead.fused.collectives import AddUp
 from kernelhead.fused.precision import real_dtype
 
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"  # how often `torchrun --max-restarts` has begun again
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -53,9 +56,9 @@ def join_world(device: torch.device) -> World:
     if "WORLD_SIZE" not in os.environ:
         return World()
     if not distributed.is_initialized():
-        store, rank, size = next(distributed.rendezvous("env://"))
+        store, rank, size = next(rendezvous("env://"))
         # The store of torchrun outlives a restart, and with it the addresses of processes that are gone.
-        store = distributed.PrefixStore(f"attempt-{_attempt()}", store)
+        store = PrefixStore(f"attempt-{os.environ.get(RESTARTS)}", store)
         backend = "nccl" if device.type == "cuda" else "gloo"
         distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
         atexit.register(_leave)
@@ -71,15 +74,6 @@ def _leave() -> None:
 def is_first() -> bool:
     """Return whether this is the first of the processes that `torchrun` started: it speaks for all."""
     return os.environ.get("RANK", "0") == "0"
-
-
-def is_restarted() -> bool:
-    """Return whether `torchrun --max-restarts` started these processes after others that failed."""
-    return _attempt() != "0"
-
-
-def _attempt() -> str:
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
 def is_lost(error: BaseException) -> bool:
@@ -113,23 +107,20 @@ class SharedBatchNorm(_BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
             return super().forward(input)
-        x = input.to(real_dtype(input.dtype))
-        dims, shape = [0, *range(2, x.dim())], [1, -1, *[1] * (x.dim() - 2)]
-        own = torch.full((1,), x.numel() // x.shape[1], dtype=x.dtype, device=x.device)
-        *sums, count = add_up(torch.cat([x.sum(dims), own])).split([x.shape[1], 1])
-        mean = sums[0] / count
-        centred = x - mean.view(shape)
-        variance = add_up(centred.square().sum(dims)) / count
-        if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
+        x = input.to(real_dtype(input.dtype)).movedim(1, -1)
+        own = x.flatten(0, -2)
+        sums = AddUp.apply(torch.cat([own.sum(0), own.new_tensor([len(own)])]), None, True, 1)
+        mean, count = sums[:-1] / sums[-1], sums[-1]
+        variance = AddUp.apply((own - mean).square().sum(0), None, True, 1) / count
+        if self.num_batches_tracked is not None:
             self.num_batches_tracked += 1
             share = 1 / self.num_batches_tracked.item() if self.momentum is None else self.momentum
-            with torch.no_grad():
-                self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
-                self.running_var.lerp_((variance * count / (count - 1)).to(self.running_var.dtype), share)
-        found = centred * (variance + self.eps).rsqrt().view(shape)
-        if self.affine:
-            found = found * self.weight.view(shape) + self.bias.view(shape)
-        return found.to(input.dtype)
+            for kept, new in ((self.running_mean, mean), (self.running_var, variance * count / (count - 1))):
+                kept.lerp_(new.detach().to(kept.dtype), share)  # type: ignore[union-attr]
+        standard = (x - mean) * (variance + self.eps).rsqrt()
+        standard = standard * self.weight + self.bias if self.affine else standard
+        found: Tensor = standard.movedim(-1, 1).to(input.dtype)
+        return found
 
 
 def synchronize_batch_norm(model: nn.Module, device: torch.device) -> None:

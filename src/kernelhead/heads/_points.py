@@ -1,21 +1,18 @@
 """The base of kernel heads: a kernel, points, and kernel values averaged over positions."""
 
 import math
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from kernelhead import kernels
 from kernelhead.functional import kernel_cross_entropy, kernel_mean
-from kernelhead.fused.cross_entropy.sharded import Share
 from kernelhead.fused.precision import autocast_enabled
 from kernelhead.heads._base import Head
 from kernelhead.heads._inputs import as_labels, check_choice, check_sizes, positive_number
+from kernelhead.heads._sharding import ShardableHead
 from kernelhead.kernels import INITIAL_RAW, activation
-
-if TYPE_CHECKING:  # not every build of torch has it
-    from torch.distributed import ProcessGroup
 
 MAX_DEGREE = 1000
 KERNELS = ("learned", "cosine", "polynomial", "rbf")
@@ -89,14 +86,13 @@ class Kernel(nn.Module):
                 self.profile.copy_(fixed)
 
 
-class PointHead(Head):
+class PointHead(ShardableHead):
     """A head whose logits are made of the kernel values k(<w_q, f>) of points w_q, both of unit length.
 
     A subclass calls `_build` with the number of its points and defines `_logits`.
     """
 
     shown_below = ("degree", "kernel", "coefficients", "temperature", "gamma")
-    prototypes = 1
     aggregate = "sum"
     mixing: nn.Parameter | None
     bias: nn.Parameter | None
@@ -144,12 +140,21 @@ class PointHead(Head):
         return (self.raw_alpha,) if activation(self.coefficients).bounded else ()
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
-        alpha = self.alpha if self.temperature == 1 else self.alpha / self.temperature
-        values = kernel_mean(self.points(features), self.weight, alpha, self._real(features, mask))
-        logits = self._logits(values)
+        if self.share is not None:
+            own = f"{self.share.classes} of {self.num_classes} classes"
+            raise ValueError(f"{type(self).__name__} has {own} here, so it has no logits; use loss or top_k")
+        logits = self._own_logits(features, mask)
         if not autocast_enabled(features.device.type):
             logits = logits.to(torch.promote_types(features.dtype, self.weight.dtype))
         return self._as_given(logits, features)
+
+    @property
+    def _tempered(self) -> Tensor:
+        return self.alpha if self.temperature == 1 else self.alpha / self.temperature
+
+    def _own_logits(self, features: Tensor, mask: Tensor | None) -> Tensor:
+        real = self._real(features, mask)
+        return self._logits(kernel_mean(self.points(features), self.weight, self._tempered, real))
 
     def _logits(self, values: Tensor) -> Tensor:
         """Kernel values (N, K) -> logits (N, C)."""
@@ -164,6 +169,8 @@ class PointHead(Head):
 
         A subclass that computes its logits in its own way is copied as it is.
         """
+        if self.share is not None:
+            raise ValueError(f"{type(self).__name__} has some of the classes here; freeze a whole one")
         from kernelhead.heads.frozen import FrozenHead  # it is made of heads
 
         homes = {getattr(type(self), method).__module__ for method in ("forward", "points", "_logits")}
@@ -173,8 +180,7 @@ class PointHead(Head):
 class ClassPointsHead(PointHead):
     """A head with points of its own for each class, whose loss can do without the logits."""
 
-    share: Share | None = None
-    """Which classes this process has, where `shard` gave it a part of them."""
+    by_class = ("weight", "bias")
 
     def _build(self, points: int, *, bias: bool = False, temperature: float | None = None, **options: Any) -> None:
         if bias and temperature is None:
@@ -198,56 +204,12 @@ class ClassPointsHead(PointHead):
     def has_fused_loss(self) -> bool:
         return self.bias is None and not self.pools and (self.prototypes == 1 or self.aggregate == "logsumexp")
 
-    def shard(self, group: "ProcessGroup", *, device: torch.device | str | None = None) -> Self:
-        """Keep this process's classes alone: an equal part of all, in the order of ranks. Needs a fused loss.
-
-        `loss` then takes the samples that each process has, and gives the mean over all of them. A head on the meta
-        device is made on `device` here, so that no process ever holds all classes. The state has the weights as a
-        DTensor, which torch.distributed.checkpoint saves and loads with any number of processes. See docs/scale.md.
-        """
-        if not self.has_fused_loss or self.share is not None:
-            found = "a share of the classes" if self.share else f"a {type(self).__name__} without one"
-            raise ValueError(f"shard needs a whole head with a fused loss; got {found}")
-        part = -(-self.num_classes // group.size())
-        first, last = (min(self.num_classes, part * rank) for rank in (group.rank(), group.rank() + 1))
-        self.share = Share(group, first, last - first, self.num_classes)
-        own = self.weight.detach()[first * self.prototypes : last * self.prototypes]
-        self.weight = nn.Parameter(own.clone(), self.weight.requires_grad)
-        if own.is_meta:
-            self.to_empty(device=device or "cpu").reset_parameters()
-        self.register_state_dict_post_hook(_as_sharded)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_pre_hook(_as_local)  # type: ignore[no-untyped-call]
-        return self
-
-    def top_k(self, features: Tensor, k: int = 1) -> tuple[Tensor, Tensor]:
-        """Return the k largest logits (..., k) and their classes, over all processes that share out the classes.
-
-        All processes call this with the same features.
-        """
-        if self.share is None:
-            whole: tuple[Tensor, Tensor] = self(features).topk(k)
-            return whole
-        points = self.points(features)
-        logits = self._logits(kernel_mean(points, self.weight, self.alpha / self.temperature))
-        best = logits.topk(min(k, self.share.classes))
-        missing = 0, k - best.values.shape[1]
-        values = nn.functional.pad(best.values, missing, value=-torch.inf)
-        indices = nn.functional.pad(best.indices + self.share.first, missing)
-        found, classes = (self.share.gather(each, 1) for each in (values, indices))
-        best = found.topk(k)
-        shape = *features.shape[:-1], k
-        return best.values.view(shape), classes.gather(1, best.indices).view(shape)
-
-    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
-        if self.share is not None:
-            own = f"{self.share.classes} of {self.num_classes} classes"
-            raise ValueError(f"{type(self).__name__} has {own} here, so it has no logits; use loss or top_k")
-        return super().forward(features, mask)
-
-    def freeze(self) -> Head:
-        if self.share is not None:
-            raise ValueError(f"{type(self).__name__} has some of the classes here; freeze a whole one")
-        return super().freeze()
+    def _gathered_logits(self, features: Tensor, mask: Tensor | None) -> Tensor:
+        assert self.share is not None
+        real = self._real(features, mask)
+        real = None if real is None else self.share.gather(real)
+        points, alpha = self.share.alike(self.share.gather(self.points(features)), self._tempered)
+        return self._logits(kernel_mean(points, self.weight, alpha, real))
 
     def _logits(self, values: Tensor) -> Tensor:
         if self.prototypes > 1:
@@ -284,41 +246,17 @@ class ClassPointsHead(PointHead):
 
         Arguments as of `Head.loss`; `backend` and `mode` as of `kernelhead.kernel_cross_entropy`.
         """
-        name = type(self).__name__
-        if self.share is not None:
-            features, target = self.share.gather(features), self.share.gather(target)
-            options["group"] = self.share.group
         if mask is not None or not self.has_fused_loss:
             if backend not in ("auto", "eager") or mode != "auto":
-                given = f"backend={backend!r}, mode={mode!r}"
-                raise ValueError(f"{name} has no fused loss here; got {given}, leave them out")
+                given = f"{type(self).__name__} has no fused loss here; got backend={backend!r}, mode={mode!r}"
+                raise ValueError(f"{given}, leave them out")
             return super().loss(features, target, mask=mask, **options)
-        labels = as_labels(target, features.shape[:-1], name)
+        points = self.points(features)
+        if self.share is not None:
+            labels, points = self._gathered_labels(features, target), self.share.gather(points)
+            options["group"] = self.share
+        else:
+            labels = as_labels(target, features.shape[:-1], type(self).__name__)
         options |= {"temperature": self.temperature, "prototypes": self.prototypes, "backend": backend, "mode": mode}
-        found = kernel_cross_entropy(self.points(features), self.weight, self.alpha, labels, **options)
-        return found.view(target.shape) if found.dim() else found
-
-
-def _as_sharded(head: ClassPointsHead, state: dict[str, Any], prefix: str, *_: object) -> None:
-    """Give the weights as a DTensor with a row per class, on the memory of the parameter."""
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor, Shard
-
-    assert head.share is not None
-    assert head.share.group is not None
-    rows, width = head.share.classes, head.prototypes * head.in_features
-    own = head.weight.detach().view(rows, width)
-    mesh = DeviceMesh.from_group(head.share.group, own.device.type)
-    whole = torch.Size((head.num_classes, width))
-    state[f"{prefix}weight"] = DTensor.from_local(
-        own, mesh, [Shard(0)], run_check=False, shape=whole, stride=(width, 1)
-    )
-
-
-def _as_local(head: ClassPointsHead, state: dict[str, Any], prefix: str, *_: object) -> None:
-    """Take the rows of this process from such a DTensor."""
-    from torch.distributed.tensor import DTensor
-
-    given = state.get(f"{prefix}weight")
-    if isinstance(given, DTensor):
-        state[f"{prefix}weight"] = given.to_local().view_as(head.weight)
+        found = kernel_cross_entropy(points, self.weight, self.alpha, labels, **options)
+        return found.view(-1, *target.shape[1:]) if found.dim() else found

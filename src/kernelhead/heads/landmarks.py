@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kernelhead.functional import kernel_mean
 from kernelhead.fused.precision import real_dtype
 from kernelhead.heads._inputs import check_sizes, scale_of
 from kernelhead.heads._points import PointHead
@@ -42,7 +43,7 @@ class LandmarkHead(PointHead):
     """
 
     name = "landmarks"
-    scaled = ("mixing", "bias")
+    scaled = by_class = ("mixing", "bias")
     precise = ("norm.running_mean", "norm.running_var")
     mixing: nn.Parameter
     bias: nn.Parameter
@@ -94,6 +95,12 @@ class LandmarkHead(PointHead):
             )
         standardised: Tensor = self.norm(values.to(self.norm.get_buffer("running_mean").dtype))
         return self.scale * standardised
+
+    def _gathered_logits(self, features: Tensor, mask: Tensor | None) -> Tensor:
+        assert self.share is not None
+        weight, alpha = self.share.alike(self.weight, self._tempered, mean=True)
+        values = kernel_mean(self.points(features), weight, alpha, self._real(features, mask))
+        return self._logits(*self.share.alike(self.share.gather(values)))
 
     def _logits(self, values: Tensor) -> Tensor:
         return F.linear(self._standardised(values).to(self.mixing.dtype), self.mixing, self.bias)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, distributed
 from torch.autograd.function import once_differentiable
 
+from kernelhead.fused.collectives import AddUp, Gather
 from kernelhead.fused.cross_entropy import blocks
 from kernelhead.fused.cross_entropy.blocks import Settings, Sums
 from kernelhead.fused.precision import real_dtype
@@ -58,15 +59,35 @@ class Share:
             distributed.all_reduce(x, getattr(distributed.ReduceOp, operation), self.group)
         return x
 
+    def gather(self, x: Tensor, dim: int = 0) -> Tensor:
+        """Return x of all processes, one after the other."""
+        gathered: Tensor = Gather.apply(x, self.group, dim)
+        return gathered
+
+    def alike(self, *tensors: Tensor, mean: bool = False) -> list[Tensor]:
+        """Return tensors that are the same in all processes, as ones whose gradient is the sum over these, or mean."""
+        assert self.group is not None
+        factor = 1 / self.group.size() if mean else 1
+        return [AddUp.apply(x, self.group, False, factor) for x in tensors]
+
     def combine(self, sums: Sums, target: Tensor) -> Sums:
         """Add what the classes of all processes have; target (N,) are own labels."""
-        highest = self.reduce(sums.z.clone(), "MAX")
+        highest = self.reduce(sums.z.detach().clone(), "MAX")
         own = (target >= 0) & (target < self.classes)
         likelihood = torch.where(own, sums.likelihood, 0.0)
-        mass, likelihood, owners, spread = self.reduce(
-            torch.stack([torch.exp(sums.z - highest), likelihood, own.to(likelihood.dtype), sums.spread])
-        )
+        parts = torch.stack([torch.exp(sums.z - highest), likelihood, own.to(likelihood.dtype), sums.spread])
+        mass, likelihood, owners, spread = parts if self.group is None else AddUp.apply(parts, self.group, True, 0)
         return Sums(mass.log() + highest, torch.where(owners > 0, likelihood, torch.nan), spread)
+
+    def nll(self, logits: Tensor, target: Tensor, ignored: int, smoothing: float) -> Tensor:
+        """Return the negative log-likelihoods (N,) of logits (N, K) of own classes, for labels (N,) among all."""
+        own = self.labels(target, ignored)
+        outside = logits.new_full((len(logits), 1), -torch.inf)  # where the labels of other processes point to
+        padded = torch.cat([logits, outside], 1)
+        likelihood = padded.gather(1, own.clamp(min=0)[:, None])[:, 0]
+        sums = self.combine(Sums(padded.logsumexp(1), likelihood, logits.sum(1)), own)
+        losses = sums.z - (1 - smoothing) * sums.likelihood - smoothing / self.total * sums.spread
+        return losses.masked_fill(own == IGNORED, 0)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
