@@ -39,7 +39,7 @@ def examine(model: Classifier, train: Images, test: Images) -> dict[str, Any]:
     points = F.normalize(head.weight.detach(), dim=1).view(head.num_classes, head.prototypes, -1)
     own = torch.einsum("nd,npd->np", F.normalize(features, dim=1), points[labels])  # cosines with those of its class
     nearest = torch.bincount(labels * head.prototypes + own.argmax(1), minlength=len(head.weight))
-    twins = {index for pair in head.describe().points.collapsed for index in (pair.first, pair.second)}
+    twins = head.describe().points.collapsed
     with torch.no_grad():
         shares = torch.softmax(head.kernel(own).double(), 1)
         accuracies = [accuracy(head(features), labels), accuracy(head(unseen), test.labels)]

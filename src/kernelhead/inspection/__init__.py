@@ -4,11 +4,10 @@
 writes a page of charts.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,8 +17,6 @@ from kernelhead.inspection.points import Points, survey
 from kernelhead.inspection.text import draw
 
 __all__ = ["Description", "Points", "Term", "describe"]
-
-NEGLIGIBLE = 0.01  # share of a series, beyond its effective degree
 
 
 @dataclass(frozen=True)
@@ -65,8 +62,6 @@ class Description:
     terms: tuple[Term, ...]  # ordered a_{-2}, a_{-1}, a_0 .. a_M
     t: tuple[float, ...]  # 201 cosines from -1 to 1
     k: tuple[float, ...]  # the kernel there, without its end-point terms
-    largest_logit: float | None  # bounds all logits; None with landmarks, whose bias is not part of the kernel
-    effective_degree: int  # terms of higher order make up no more than a hundredth of a_1 + .. + a_M
     points: Points
 
     @property
@@ -79,10 +74,6 @@ class Description:
         """Names of the terms below zero. Without any, the kernel is positive definite on every sphere (Schoenberg)."""
         return [term.name for term in self.terms if term.value < 0]
 
-    def cost_beyond(self, order: int) -> float:
-        """Bound the change of a logit where the series ends after t^order."""
-        return sum(term.cost for term in self.terms if term.order > max(order, 0))
-
     def as_dict(self) -> dict[str, Any]:
         """Return numbers, texts and lists, as JSON has them."""
         terms = [{"name": term.name, **asdict(term)} for term in self.terms]
@@ -92,31 +83,26 @@ class Description:
         definite = "Positive definite on every sphere: no coefficient is negative (Schoenberg)."
         if self.negative:
             definite = f"Not positive definite on every sphere: {', '.join(self.negative)} negative (Schoenberg)."
-        parts = [self.head, draw(self.k), self._remarks(), self._table(), definite]
-        return "\n\n".join(part for part in (*parts, *self.points.paragraphs()) if part)
+        return "\n\n".join([self.head, draw(self.k), *self._remarks(), self._table(), definite, str(self.points)])
 
-    def _remarks(self) -> str:
-        """Say the facts that the drawing does not show."""
+    def _remarks(self) -> Iterator[str]:
+        """Yield what the drawing does not show."""
         even, odd = (term.value for term in self.terms[:2])
-        jumps = f"At t = 1 the kernel jumps by {even + odd:.4g}, at t = -1 by {even - odd:.4g} (a_-2 and a_-1)."
-        pooled = "The head averages k over positions of a map or tokens."
-        fixed = "The kernel is fixed except for its scale, the one raw parameter."
-        known = ((jumps, even or odd), (pooled, self.config.get("pool")), (fixed, self.kernel != "learned"))
-        return "\n".join(remark for remark, holds in known if holds)
+        if even or odd:
+            yield f"At t = 1 the kernel jumps by {even + odd:.4g}, at t = -1 by {even - odd:.4g} (a_-2 and a_-1)."
+        if self.config.get("pool"):
+            yield "The head averages k over positions of a map or tokens."
+        if self.kernel != "learned":
+            yield "The kernel is fixed except for its scale, the one raw parameter."
 
     def _table(self) -> str:
         """Terms, one per line, and what they mean."""
         landmarks = self.points.kind == "landmarks"
-        lines = [f"{'term':<5}{'raw':>11}{'a':>11}{'without it':>12}{'end here':>11}"]
+        lines = [f"{'term':<5}{'raw':>11}{'a':>11}{'without it':>12}"]
         for term in self.terms:
-            end = f"{self.cost_beyond(term.order):.4g}" if term.order >= 1 else ""
-            numbers = f"{term.name:<5}{term.raw:>11.5f}{term.value:>11.5f}{term.cost:>12.4g}{end:>11}"
+            numbers = f"{term.name:<5}{term.raw:>11.5f}{term.value:>11.5f}{term.cost:>12.4g}"
             lines.append(f"{numbers}  {term.note(landmarks)}".rstrip())
-        lines.append("without it, end here: the most that a logit changes without this term, and without all after it.")
-        if self.largest_logit is not None:
-            lines.append(f"No logit is beyond ±{self.largest_logit:.4g}.")
-        degree = f"Effective degree {self.effective_degree} of {len(self.terms) - 3}"
-        lines.append(f"{degree}: terms beyond it make up no more than 1 %.")
+        lines.append("without it: the most that a logit changes without this term.")
         if self.dead:
             lines.append(f"Dead terms: {', '.join(self.dead)}. Softplus coefficients cannot die.")
         return "\n".join(lines)
@@ -134,10 +120,7 @@ def describe(head: PointHead, features: Tensor | Iterable[Tensor] | None = None)
         dead &= kernel.profile.cpu() != 0
     rows = zip(*(each.tolist() for each in (raw, alpha, alpha.abs() * gain, dead)), strict=True)
     terms = tuple(Term(index - kernels.END_POINTS, *row) for index, row in enumerate(rows))
-    mixture = float(np.log(head.prototypes)) if head.aggregate == "logsumexp" else 0.0
     t = torch.linspace(-1, 1, 201, dtype=torch.float64)
-    sizes = alpha[kernels.END_POINTS + 1 :].abs().numpy()  # of a_1 .. a_M
-    total, beyond = sizes.sum(), sizes.sum() - np.cumsum(sizes)
     return Description(
         head=f"{type(head).__name__}({head.extra_repr()}, kernel={kernel.extra_repr()})",
         config=head.config,
@@ -145,7 +128,5 @@ def describe(head: PointHead, features: Tensor | Iterable[Tensor] | None = None)
         terms=terms,
         t=tuple(t.tolist()),
         k=tuple(kernels.power_series(t, alpha).tolist()),
-        largest_logit=None if head.mixing is not None else alpha.abs().sum().item() * gain + mixture,
-        effective_degree=1 + int(np.argmax(beyond <= NEGLIGIBLE * total)) if total else 0,
         points=survey(head, features),
     )

@@ -18,11 +18,9 @@ def kernel_charts(description: Description, name: str = "own") -> str:
     bars.add_bar(x=names, y=[term.value for term in terms], marker_color=colors)
     drawn = [page.chart(kernel, f"kernel-{name}", "The learned kernel k(t)")]
     drawn += [page.chart(bars, f"coefficients-{name}", "The coefficients of the kernel")]
-    used = points.nearest if points.nearest is not None else points.mixing
-    if used is not None:
-        heights = sorted((100 * value / (sum(used) or 1) for value in used), reverse=True)
-        what = f"nearest, % of {points.samples} samples" if points.nearest is not None else "share of mixing, %"
-        use = page.plot(f"{points.kind}, most used first", what)
+    if points.nearest is not None:
+        use = page.plot(f"{points.kind}, most used first", f"nearest, of {sum(points.nearest)} samples")
+        heights = sorted(points.nearest, reverse=True)
         use.add_bar(x=list(range(1, len(heights) + 1)), y=heights, marker_color=page.BLUE)
         drawn += [page.chart(use, f"points-{name}", "How much each point is used")]
     return page.charts(*drawn)

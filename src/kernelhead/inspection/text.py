@@ -1,4 +1,4 @@
-"""A kernel drawn in Braille dots, and numbers as bars."""
+"""A kernel drawn in Braille dots."""
 
 from collections.abc import Sequence
 
@@ -7,8 +7,6 @@ import numpy as np
 WIDTH, HEIGHT = 60, 12  # characters; each has 2 by 4 dots
 BLANK = 0x2800
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a Braille character, by row and column
-BARS = "▁▂▃▄▅▆▇█"
-MAX_BARS = 60
 
 
 def draw(values: Sequence[float]) -> str:
@@ -27,12 +25,3 @@ def draw(values: Sequence[float]) -> str:
     lines = [f"{label:>{margin}} │{line}".rstrip() for label, line in zip(labels, drawn, strict=True)]
     axis = f"{'-1':<{WIDTH // 2}}{'0':<{WIDTH // 2 - 1}}1"
     return "\n".join(["k(t)", *lines, f"{'':>{margin}} └{'─' * WIDTH}", f"{'':>{margin + 1}}{axis}"])
-
-
-def bars(values: Sequence[float]) -> str:
-    """Draw a bar per value, the largest first; of very many, some at equal steps."""
-    ordered = sorted(values, reverse=True)
-    if len(ordered) > MAX_BARS:
-        ordered = [ordered[index] for index in np.linspace(0, len(ordered) - 1, MAX_BARS).round().astype(int)]
-    heights = [min(int(value / (ordered[0] or 1) * len(BARS)), len(BARS) - 1) for value in ordered]
-    return "".join(BARS[height] if value > 0 else "·" for value, height in zip(ordered, heights, strict=True))

@@ -1,6 +1,5 @@
 """A new head on somebody else's network."""
 
-import copy
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,14 +7,13 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from kernelhead.heads import Head, create_head
-from kernelhead.surgery._hooks import Slot
 from kernelhead.surgery._plan import Plan, find_plan, is_linear, replace_module
 from kernelhead.surgery._pooling import pooling_plan
 from kernelhead.surgery._record import described, keep_with_transformers
-from kernelhead.surgery._trace import Inputs, tensors_of
+from kernelhead.surgery._trace import tensors_of
 from kernelhead.surgery._warm import WARM, start_from
 
 __all__ = ["Changes", "changes", "kernelize"]
@@ -82,8 +80,8 @@ def kernelize(
             global pooling. If there are none, it takes the network's features, unless `pool` is among its options.
             Where the network takes an `attention_mask`, tokens count for which it is not 0: padding changes nothing.
         warm_start: start from the trained linear layer, for the heads linear, cosine, kernel and prototypes: the
-            network classifies nearly as before. Exact in the ranking of the classes if the layer has no bias and no
-            more classes than features; `inputs` keeps the bias, nearly, and the confidence.
+            network ranks the classes nearly as before. It does so exactly if the layer has no bias and no more classes
+            than features. The confidence is that of a new head.
         rectified: keep the ReLU before the features, which is removed otherwise. A warm start keeps it too: the trained
             weights expect it.
         class_token: whether tokens of classification at the beginning are among the positions of a head that pools.
@@ -91,7 +89,7 @@ def kernelize(
             that a network reads instead of pooling, such as [CLS] of BERT: the first that counts.
         layer: the name of the layer to replace, or several names, instead of a search.
         inputs: a batch of the network's inputs: a tensor, a tuple of arguments or a dictionary of named ones. Needed
-            if none can be guessed, and by warm_start for what it says above.
+            if none can be guessed.
         head_options: of the head, such as `landmarks=512`.
     """
     _check(model)
@@ -124,10 +122,9 @@ def kernelize(
 
     notes = list(plan.notes)
     if warm_start:
-        features = {} if inputs is None else _features(model, plan.slots, plan.trace.given)
         for name, new in heads.items():
             old: Any = model.get_submodule(name)
-            notes += start_from(new, old.weight.flatten(1), old.bias, features.get(name))
+            notes += start_from(new, old.weight.flatten(1), old.bias)
     kept = tuple(name for name in plan.removals if name not in relus)
     if kept and not rectified:
         stays = "that ReLU is a function call or shared: it stays"
@@ -173,22 +170,6 @@ def _heads(model: nn.Module, plan: Plan, head: str, num_classes: int, options: d
         *_, last = torch.empty(0), *(each for each in owners if each.is_floating_point())
         heads[slot.name] = create_head(head, slot.in_features, num_classes, **options).to(last.device, last.dtype)
     return heads
-
-
-def _features(model: nn.Module, slots: Sequence[Slot], inputs: Inputs) -> dict[str, Tensor]:
-    """Return the inputs of the classifiers for a batch, (n, D) each, in evaluation mode."""
-    seen: dict[str, Tensor] = {}
-    twin = copy.deepcopy(model).eval()
-    for slot in slots:
-
-        def keep(module: nn.Module, args: tuple[Tensor, ...], slot: Slot = slot) -> None:
-            seen[slot.name] = slot.before(module, args)[0].reshape(-1, slot.in_features).float()
-
-        twin.get_submodule(slot.name).register_forward_pre_hook(keep)
-    args, kwargs = inputs
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        twin(*args, **kwargs)
-    return seen
 
 
 def _renew_auxiliary(model: nn.Module, plan: Plan, num_classes: int) -> tuple[str, ...]:
