@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from kernelhead.finetune.backbones import Input
 from kernelhead.finetune.evaluation import main_logits, precision
 from kernelhead.finetune.saved import head_of, load_classifier
+from kernelhead.heads import Head
 
 RECORD_FILE = "config.json"  # of `kernelhead.save`, which knows no classes
 
@@ -22,21 +23,26 @@ def load_teacher(
     The teacher is a run of `kernelhead train`, its model.safetensors, or a folder of `kernelhead.save`. A run is shown
     the images in its own size, normalised its own way.
     """
-    path, expected, size = Path(teacher), given, 0
+    path, expected, size, order = Path(teacher), given, 0, list(range(len(classes)))
     if (path / RECORD_FILE).is_file():
         from kernelhead.saving import load  # it is made of this package
 
         model = load(path)
+        if isinstance(model, Head):
+            raise ValueError(f"{path} is a head alone; a teacher is a network with its head")
         count = head_of(model).num_classes
         if count != len(classes):
             raise ValueError(f"the teacher {path} has {count} classes, and the images have {len(classes)}")
     else:
         saved = load_classifier(path)
         model, expected, size = saved.model, saved.input, saved.input.size
-        if saved.classes != list(classes):
-            own, other = (sorted(set(a) - set(b)) for a, b in ((saved.classes, classes), (classes, saved.classes)))
-            which = f"{own[0]!r} is only the teacher's" if own else f"{other[0]!r} is not the teacher's"
-            raise ValueError(f"the classes of the teacher {path} differ from those of the images: {which}")
+        odd = sorted(set(saved.classes) ^ set(classes))
+        if odd:
+            which = "only the teacher's" if odd[0] in saved.classes else "not the teacher's"
+            raise ValueError(
+                f"the classes of the teacher {path} differ from those of the images: {odd[0]!r} is {which}"
+            )
+        order = [saved.classes.index(name) for name in classes]
     model, dtype = model.to(device).eval().requires_grad_(False), precision(amp, device)
     mean, std, own_mean, own_std = (
         torch.tensor(each, device=device).view(3, 1, 1) for each in (given.mean, given.std, expected.mean, expected.std)
@@ -48,6 +54,6 @@ def load_teacher(
         if size not in (0, images.shape[-1]):
             images = F.interpolate(images, (size, size), mode="bilinear", antialias=True)
         with torch.no_grad(), torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
-            return main_logits(model(images)).float()
+            return main_logits(model(images)).float()[:, order]
 
     return logits
