@@ -25,8 +25,8 @@ STANDS_ON = {
     "saving": {"kernels", "fused", "functional", "heads", "surgery", "finetune", "inspection"},
     "finetune": {"kernels", "fused", "functional", "heads", "optim", "surgery", "inspection", "export"},
 }
-# A head is described and frozen by what stands on heads: imported when asked for.
-DEFERRED = {("heads", "inspection")}
+# A head is described and frozen by what stands on heads, and a teacher is read by `load`: imported when asked for.
+DEFERRED = {("heads", "inspection"), ("finetune", "saving")}
 WHOLE = {"__init__", "__main__", "cli"}  # they may import everything
 
 

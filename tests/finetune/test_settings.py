@@ -162,7 +162,7 @@ def test_numbers_in_yaml(written):
         ("resize: stretch", "unknown resize 'stretch'; choose one of crop, squash, pad"),
         (
             "mixup: true\nlabel_smoothing: 0.1",
-            "mixup has a loss of its own; leave out label_smoothing and class_weight",
+            "mixup has a loss of its own; leave out class_weight, label_smoothing, or mixup",
         ),
         ("pretrained: false\nfreeze_backbone: true", "freeze_backbone needs a trained network; give weights"),
         ("augment: heavy", "unknown augment 'heavy'; choose one of auto, none, light, imagenet, randaugment"),

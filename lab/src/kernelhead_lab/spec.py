@@ -48,7 +48,7 @@ class LabSpec(TrainSpec):
     backbone_options: dict[str, Any] = field(default_factory=dict)
     subset: Subset | None = None
     seed_model: "LabSpec | None" = None
-    teacher: "LabSpec | None" = None
+    teacher: "LabSpec | None" = None  # type: ignore[assignment]  # a spec, where the library has a folder
     temperature: float = 20.0
 
     @property

@@ -47,6 +47,8 @@ SETTINGS: dict[str, tuple[str, str, str | None]] = {
     "mixup": (TASK, "Mix the logits of images in pairs.", None),
     "label_smoothing": (TASK, "Share of a label that is spread over all classes.", None),
     "class_weight": (TASK, "none, or balanced: rare classes weigh more in the loss.", None),
+    "teacher": (TASK, "Learn from the scores of a trained run or saved network, not from labels.", None),
+    "temperature": (TASK, "What scores are divided by when a student learns from its teacher.", None),
     "epochs": (TRAINING, "Passes over the training images.", "30 with trained weights, else 200"),
     "batch_size": (TRAINING, "Images per step.", "64 with trained weights, else 128; less for few images"),
     "accumulate": (TRAINING, "Pieces of a batch that pass one after the other, for less memory.", None),

@@ -28,7 +28,7 @@ CHOICES = {
     "amp": ("auto", "none", "bfloat16", "float16"),
 }
 SIZES = ("image_size", "test_size", "batch_size", "accumulate")
-POSITIVE = ("epochs", "learning_rate", "head_rate", "layer_decay", *SIZES)
+POSITIVE = ("epochs", "learning_rate", "head_rate", "layer_decay", "temperature", *SIZES)
 NOT_NEGATIVE = ("weight_decay", "warmup_epochs", "clip", "patience", "evaluate_every", "checkpoint_seconds", "workers")
 BELOW_ONE = ("momentum", "ema", "label_smoothing")
 MAX_SIDE, MAX_EPOCHS = 4096, 10**6
@@ -100,8 +100,12 @@ def check(spec: TrainSpec) -> None:
         raise ValueError(f"epochs must be at most {MAX_EPOCHS:,}, got {spec.epochs}")
     if spec.layer_decay > 1:
         raise ValueError(f"layer_decay must be at most 1, got {spec.layer_decay}")
-    if spec.mixup and (spec.label_smoothing or spec.class_weight != "none"):
-        raise ValueError("mixup has a loss of its own; leave out label_smoothing and class_weight, or mixup")
+    for name in ("mixup", "teacher"):
+        others = {"mixup", "label_smoothing", "class_weight"} - {name}
+        if getattr(spec, name) and any(getattr(spec, other) not in (0, "none") for other in others):
+            raise ValueError(f"{name} has a loss of its own; leave out {', '.join(sorted(others))}, or {name}")
+    if spec.teacher is not None and not Path(spec.teacher).exists():
+        raise FileNotFoundError(f"there is no teacher {spec.teacher}; give a run, or a folder of kernelhead.save")
     if spec.freeze_backbone and spec.pretrained is False and not spec.weights and ":" not in spec.backbone:
         raise ValueError("freeze_backbone needs a trained network; give weights, or leave it out")
     if not 0 <= spec.seed < 2**32:
@@ -128,7 +132,7 @@ def make_spec(file: Path | None, given: dict[str, Any], *, needs_data: bool = Tr
     settings.setdefault("data", "")
     if needs_data and not settings["data"]:
         raise ValueError(f"no data; give --data one of {', '.join(DATA_SETS)}, or a folder of class folders")
-    for name in ("data", "weights"):
+    for name in ("data", "weights", "teacher"):
         path = Path(settings.get(name) or "").expanduser()
         if settings.get(name) not in (None, "", *DATA_SETS) and path.exists():
             settings[name] = str(path.resolve())

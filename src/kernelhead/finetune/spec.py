@@ -47,6 +47,8 @@ class TrainSpec:
     mixup: bool = False
     label_smoothing: float = 0.0
     class_weight: str = "none"
+    teacher: str | None = None
+    temperature: float = 4.0
     epochs: int | None = None
     batch_size: int | None = None
     accumulate: int = 1

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from kernelhead.files import plain_file, write_bytes, writing
 from kernelhead.finetune.checkpoint import History, digest
 from kernelhead.finetune.data import Data, Key, batches
+from kernelhead.finetune.distillation import load_teacher
 from kernelhead.finetune.distributed import World, synchronize_batch_norm
 from kernelhead.finetune.evaluation import logits_of, main_logits, precision
 from kernelhead.finetune.interrupt import deferred_interrupts
@@ -29,7 +30,7 @@ from kernelhead.finetune.saved import SavedClassifier, create_classifier, head_o
 from kernelhead.finetune.schedule import epoch_order, mix, same_bits, warmup_cosine
 from kernelhead.finetune.settings import CHECKPOINT_FILE, CONFIG_FILE, MODEL_FILE, RESULT_FILE, to_yaml
 from kernelhead.finetune.spec import TrainResult, TrainSpec
-from kernelhead.functional import mixup_cross_entropy
+from kernelhead.functional import distillation_loss, mixup_cross_entropy
 from kernelhead.fused.precision import real_dtype
 from kernelhead.metrics import accuracy, summary
 
@@ -111,6 +112,9 @@ def _train(spec: TrainSpec, data: Data, out: Path, world: World, watch: Callable
         class_weight = (len(data.train) / (len(counts) * counts)).to(device)
     plain_loss = partial(F.cross_entropy, weight=class_weight, label_smoothing=spec.label_smoothing)
     loss_of: Callable[..., Any] = mixup_cross_entropy if spec.mixup else plain_loss
+    teacher = spec.teacher and load_teacher(spec.teacher, data.classes, data.input, device, spec.amp)
+    if teacher:
+        loss_of = partial(distillation_loss, temperature=spec.temperature)
     optimizer = create_optimizer(model, spec)
     rates = [group["lr"] for group in optimizer.param_groups]
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
@@ -164,7 +168,8 @@ def _train(spec: TrainSpec, data: Data, out: Path, world: World, watch: Callable
                 with network.no_sync() if waits else nullcontext():
                     with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
                         logits = main_logits(network(some.contiguous(memory_format=layout)))
-                    loss = loss_of(logits.to(real_dtype(logits.dtype)), answers) / spec.accumulate
+                    target = teacher(some) if teacher else answers
+                    loss = loss_of(logits.to(real_dtype(logits.dtype)), target) / spec.accumulate
                     scaler.scale(loss).backward()
                 losses[step] += loss.detach()
                 right += (logits.argmax(1) == answers).sum()
