@@ -61,6 +61,7 @@ def sentence_of(error: Exception) -> str:
     elif isinstance(error, LookupError | AssertionError) or not text:
         name = type(error).__name__
         text = f"unexpected {name} {text}; please report it, with what --debug shows".replace(" ;", ";")
+    text = printable(text)
     if len(text) > LONGEST_ERROR:
         half = LONGEST_ERROR // 2 - 2
         text = f"{text[:half]} .. {text[-half:]}"
