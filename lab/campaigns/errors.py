@@ -1,27 +1,31 @@
 """Errors of the loss and its gradients beside NumPy in float64, over a grid: `python lab/campaigns/errors.py OUT.json`.
 
 For every backend and dtype the largest error of the loss, and of the gradients of features, points and coefficients,
-each relative to the largest entry. On CUDA the Triton backend and half precision join.
+each relative to the largest entry. On CUDA the Triton backend joins. A table is written beside OUT.json.
 """
 
 import itertools
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kernelhead.files import environment, write_bytes
+from kernelhead.files import environment, hardware_name, write_bytes
 from kernelhead.functional import kernel_cross_entropy
 
 SHAPES = ((1, 3, 2), (7, 5, 3), (33, 16, 10), (64, 65, 129), (257, 64, 100))  # N, D, C
-DEGREES, PROTOTYPES, SCALES, SMOOTHINGS = (1, 2, 7, 15), (1, 3), (1e-12, 1.0, 1e12), (0.0, 0.1)
+DEGREES, PROTOTYPES, SCALES, SMOOTHINGS = (1, 2, 7, 15), (1, 3), (1e-25, 1e-12, 1.0, 1e12, 1e25), (0.0, 0.1)
 MODES = ("speed", "memory")
 QUANTITIES = ("loss", "features", "weight", "alpha")
 
+HALF = (torch.bfloat16, torch.float16)
+
 Array = NDArray[np.float64]
+Rows = dict[str, dict[str, float]]
 
 
 def reference(f: Array, w: Array, a: Array, y: NDArray[np.int64], prototypes: int, smoothing: float) -> list[Array]:
@@ -46,23 +50,22 @@ def reference(f: Array, w: Array, a: Array, y: NDArray[np.int64], prototypes: in
     return [np.asarray(loss), to_f, to_w, to_a]
 
 
-def main(out: Path) -> None:
-    """Go through the grid and write the largest errors."""
+def largest_errors(shapes: Sequence[tuple[int, int, int]] = SHAPES) -> tuple[Rows, int, int]:
+    """Go through the grid. Return the largest errors by dtype and backend, the cases, and those that are not finite."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     backends = ("eager", "chunked", *(("triton",) if device == "cuda" else ()))
-    half = (torch.bfloat16, torch.float16) if device == "cuda" else ()
-    largest: dict[str, dict[str, float]] = {}
+    largest: Rows = {}
     cases = failures = 0
-    grid = itertools.product(SHAPES, DEGREES, PROTOTYPES, SCALES, SMOOTHINGS)
+    grid = itertools.product(shapes, DEGREES, PROTOTYPES, SCALES, SMOOTHINGS)
     for number, ((n, d, c), degree, prototypes, scale, smoothing) in enumerate(grid):
         random = np.random.default_rng(number)
         f, w = random.normal(size=(n, d)), random.normal(size=(c * prototypes, d))
         a = np.concatenate([[0, 0], random.exponential(size=degree + 1)])
         y = random.integers(c, size=n)
-        for dtype, backend, mode in itertools.product((torch.float64, torch.float32, *half), backends, MODES):
+        for dtype, backend, mode in itertools.product((torch.float64, torch.float32, *HALF), backends, MODES):
             if (backend == "eager" and mode != MODES[0]) or (backend == "triton" and dtype == torch.float64):
                 continue
-            if dtype in half and scale != 1:  # beyond the range of the type
+            if dtype in HALF and scale != 1:  # beyond the range of the type
                 continue
             leaves = [torch.tensor(x, device=device).to(dtype).requires_grad_() for x in (f * scale, w * scale)]
             leaves.append(torch.tensor(a, device=device).to(torch.promote_types(dtype, torch.float32)).requires_grad_())
@@ -79,8 +82,24 @@ def main(out: Path) -> None:
                 failures += not np.isfinite(error)
                 row[name] = max(row[name], float(error))
             cases += 1
-    totals = {"cases": cases, "not finite": failures, "largest relative error": largest, **environment()}
+    return largest, cases, failures
+
+
+def table(rows: Rows, cases: int, hardware: str) -> str:
+    """Return the largest errors as a table."""
+    lines = [f"The largest relative errors of {cases:,} cases beside NumPy in float64, on {hardware}.", ""]
+    lines += [f"| type and backend | {' | '.join(QUANTITIES)} |", f"|---{'|---:' * len(QUANTITIES)}|"]
+    lines += [f"| {name} | {' | '.join(f'{row[each]:.1e}' for each in QUANTITIES)} |" for name, row in rows.items()]
+    return "\n".join(lines) + "\n"
+
+
+def main(out: Path) -> None:
+    """Write the largest errors of the whole grid, as JSON and as a table beside it."""
+    rows, cases, failures = largest_errors()
+    about = environment()
+    totals = {"cases": cases, "not finite": failures, "largest relative error": rows, **about}
     write_bytes(out, (json.dumps(totals, indent=1) + "\n").encode())
+    write_bytes(out.with_suffix(".md"), table(rows, cases, hardware_name(about["hardware"])).encode())
     print(json.dumps(totals, indent=1))
     sys.exit(bool(failures))
 

@@ -1,81 +1,81 @@
-"""Kill `kernelhead train` at random moments and resume it: `python lab/campaigns/kills.py OUT.json [TRIALS]`.
+"""Kill commands at random moments and start them again: `python lab/campaigns/kills.py OUT.json [KILLS] [MINUTES]`.
 
-Each trial kills a run up to three times (SIGKILL), then lets it end. Its weights must equal those of a run without
-interruption to the bit, and metrics.jsonl must have every epoch once. Exit status 1 otherwise.
+The harness is `tests/safety/kills.py`, which says what has to hold. Kills are shared out over its kinds, in rounds, and
+pairs of trainings are started into one folder. The totals so far are written after every round. Exit status 1 where
+anything was wrong.
 """
 
 import json
-import random
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-import safetensors.torch
-import torch
-from PIL import Image
-from sklearn.datasets import load_digits
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "safety"))
 
-from kernelhead.files import environment, write_bytes
+from hostile import NETWORK  # noqa: E402
+from kills import KINDS, Harness  # noqa: E402
 
-EPOCHS, KILLS, PER_CLASS, CLASSES = 4, 3, 40, 4
-SETTINGS = {
-    "--backbone": "kernelhead_lab.networks:cifar_resnet8", "--epochs": EPOCHS, "--batch-size": 16, "--workers": 1,
-    "--checkpoint-seconds": 0, "--device": "cpu",
-}  # fmt: skip
+from kernelhead.files import environment, write_bytes  # noqa: E402
+
+ROUND = 10  # kills of each kind
+PAIRS = 50
 
 
-def make_images(folder: Path) -> None:
-    """Write digits of scikit-learn as images in class folders."""
-    pixels, labels = load_digits(return_X_y=True)
-    for label in range(CLASSES):
-        (folder / str(label)).mkdir(parents=True)
-        for index, image in enumerate(pixels[labels == label][:PER_CLASS]):
-            grey = Image.fromarray((image.reshape(8, 8) * 255 / 16).astype(np.uint8))
-            grey.resize((32, 32)).convert("RGB").save(folder / str(label) / f"{index}.png")
+def pair(folder: Path, images: Path, number: int) -> str | None:
+    """Start two trainings into one folder, 0.1 s apart, and return what is wrong."""
+    command = [
+        sys.executable, "-m", "kernelhead", "train", "--data", str(images), "--backbone", "hostile_networks:small",
+        "--head-option", "landmarks=6", "--epochs", "2", "--batch-size", "8", "--no-report", "--device", "cpu",
+        "--out", str(folder / str(number)),
+    ]  # fmt: skip
+    both = []
+    for wait in (0.1, 0.0):
+        both.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=folder))
+        time.sleep(wait)
+    said = [each.communicate()[1] for each in both]
+    codes = [each.returncode for each in both]
+    loser = said[codes.index(1)] if sorted(codes) == [0, 1] else None
+    if loser is None or loser.count("\n") != 1 or not ("writes into" in loser or "already holds a run" in loser):
+        return f"they leave with {codes} and say {said}"
+    lines = (folder / str(number) / "metrics.jsonl").read_text().splitlines()
+    return None if [json.loads(line)["epoch"] for line in lines] == [1, 2] else "an epoch is missing"
 
 
-def start(data: Path, out: Path) -> "subprocess.Popen[bytes]":
-    """Begin or continue a run."""
-    settings = [str(word) for pair in SETTINGS.items() for word in pair]
-    command = [sys.executable, "-m", "kernelhead", "train", "--data", str(data), *settings, "--out", str(out)]
-    return subprocess.Popen([*command, "--resume"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
-def main(out: Path, trials: int) -> None:
-    """Kill, resume, compare, and write the totals."""
-    totals = {"trials": trials, "kills": 0, "weights differ": 0, "epochs not once each": 0, "temporary files left": 0}
-    random.seed(0)
+def main(out: Path, wanted: int, minutes: float) -> None:
+    """Go through the rounds, and write the totals."""
+    began, kills, pairs = time.monotonic(), dict.fromkeys(KINDS, 0), 0
+    trials, wrong = dict.fromkeys(KINDS, 0), list[str]()
+    variables = {**os.environ, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as made:
-        data, whole = Path(made, "images"), Path(made, "whole")
-        make_images(data)
-        began = time.monotonic()
-        assert start(data, whole).wait() == 0
-        seconds = time.monotonic() - began
-        expected = safetensors.torch.load_file(whole / "model.safetensors")
-        for trial in range(trials):
-            run = Path(made, str(trial))
-            for _ in range(KILLS):
-                process = start(data, run)
-                try:
-                    process.wait(timeout=random.uniform(0.3, 1) * seconds)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
-                    totals["kills"] += 1
-            if not (run / "model.safetensors").exists() and start(data, run).wait():
-                raise SystemExit(f"trial {trial} does not resume")
-            found = safetensors.torch.load_file(run / "model.safetensors")
-            totals["weights differ"] += any(not torch.equal(found[name], expected[name]) for name in expected)
-            epochs = [json.loads(line)["epoch"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-            totals["epochs not once each"] += epochs != list(range(1, EPOCHS + 1))
-            totals["temporary files left"] += sum(1 for each in run.rglob(".*") if each.is_file())
+        folder = Path(made)
+        (folder / "hostile_networks.py").write_text(NETWORK)
+        Harness(folder / "harness")  # for its images
+        number = 0
+        while sum(kills.values()) < wanted and time.monotonic() - began < 60 * minutes:
+            for kind in KINDS:
+                command = [sys.executable, str(ROOT / "tests/safety/kills.py"), kind, str(ROUND), str(number)]
+                done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=variables)
+                found: dict[str, Any] = json.loads(done.stdout)[kind] if not done.returncode else {}
+                kills[kind] += found.get("kills", 0)
+                trials[kind] += found.get("trials", 0)
+                wrong += [f"{kind} {number}: {each}" for each in found.get("wrong", ["the harness failed"])]
+            for _ in range(min(3, PAIRS - pairs)):
+                problem = pair(folder, folder / "harness" / "images", pairs)
+                pairs += 1
+                wrong += [] if problem is None else [f"pair {pairs}: {problem}"]
+            number += 1
+            totals = {"kills": sum(kills.values()), "by command": kills, "trials": trials, "pairs of trainings": pairs}
+            totals |= {"wrong": wrong, "minutes": round((time.monotonic() - began) / 60, 1), **environment()}
+            write_bytes(out, (json.dumps(totals, indent=1) + "\n").encode())
             print(json.dumps(totals), flush=True)
-    write_bytes(out, (json.dumps({**totals, **environment()}, indent=1) + "\n").encode())
-    sys.exit(bool(totals["weights differ"] or totals["epochs not once each"]))
+    sys.exit(bool(wrong))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 50)
+    given = [float(each) for each in sys.argv[2:4]] + [1000, 240][len(sys.argv) - 2 :]
+    main(Path(sys.argv[1]), int(given[0]), given[1])

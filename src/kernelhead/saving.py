@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 
 from kernelhead.files import plain_file, temporary_beside, write_bytes
 from kernelhead.finetune.backbones import create_network, without_memory
-from kernelhead.finetune.checkpoint import load_checkpoint, misfit, read_tensors, save_checkpoint, shapes_of
+from kernelhead.finetune.checkpoint import load_checkpoint, misfit, read_tensors, save_checkpoint
 from kernelhead.finetune.saved import load_classifier
 from kernelhead.finetune.settings import MODEL_FILE
 from kernelhead.heads import Head, create_head
@@ -88,7 +88,7 @@ def load(folder: str | Path, *, model: nn.Module | None = None, revision: str | 
     """
     path = Path(folder) if Path(folder).is_dir() else _fetched(str(folder), revision)
     file = path / CONFIG_FILE
-    if not file.is_file() and path == Path(folder):
+    if not file.exists() and path == Path(folder):
         return load_classifier(path).model
     try:
         record = json.loads(plain_file(file, MAX_JSON_BYTES).read_bytes()).get(KEY)
@@ -165,8 +165,7 @@ def _compare(model: nn.Module, heads: Mapping[str, Any], tensors: Mapping[str, T
     for name, config in heads_of(model).items():
         if different := difference(config, heads.get(name, {})):
             raise ValueError(f"the head {name!r} is another: {different}")
-    found = {name: shape for name, shape in shapes_of(tensors).items() if not name.endswith(CONFIG_KEY)}
-    if wrong := misfit(_sizes(model), found):
+    if wrong := misfit(model, tensors):
         raise ValueError(f"its {wrong}")
 
 

@@ -1,8 +1,10 @@
 import math
+import os
 
 import pytest
+import torch
 
-from kernelhead.finetune.schedule import epoch_order, mix, warmup_cosine
+from kernelhead.finetune.schedule import epoch_order, mix, same_bits, warmup_cosine
 
 
 def test_warm_up_is_linear_and_reaches_one():
@@ -31,3 +33,17 @@ def test_mixed_seeds_differ_and_fit_generators():
     seeds = [mix(*values) for values in ((1, 2, 3), (1, 3, 2), (12, 3), (1, 23), (1, "a"))]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_deterministic_algorithms_are_asked_for_and_given_back(monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    with same_bits(True):
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.backends.cudnn.benchmark
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
+            torch.empty(3).resize_(2).put_(torch.tensor([0, 0]), torch.ones(2))
+    with pytest.raises(ZeroDivisionError), same_bits(False):
+        raise ZeroDivisionError
+    assert (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark) == before

@@ -6,6 +6,8 @@ import signal
 import sys
 import traceback
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -59,10 +61,22 @@ def sentence_of(error: Exception) -> str:
     elif isinstance(error, LookupError | AssertionError) or not text:
         name = type(error).__name__
         text = f"unexpected {name} {text}; please report it, with what --debug shows".replace(" ;", ";")
+    text = printable(text)
     if len(text) > LONGEST_ERROR:
         half = LONGEST_ERROR // 2 - 2
         text = f"{text[:half]} .. {text[-half:]}"
     return text
+
+
+@contextmanager
+def about(file: Path | None) -> Iterator[None]:
+    """Let errors name the file that they come from."""
+    try:
+        yield
+    except Exception as error:
+        if file is None or str(file) in str(error):
+            raise
+        raise ValueError(f"{file}: {sentence_of(error)}") from error
 
 
 def make_app(name: str, help: str, version: str) -> typer.Typer:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kernelhead.cli._console import app, check_folder, console, messages, print_plain, say
+from kernelhead.cli._console import about, app, check_folder, console, messages, print_plain, say
 from kernelhead.cli._progress import steps_bar
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none of it
@@ -64,7 +64,7 @@ def compare(
     names = [None if text is None else text.replace(",", " ").split() for text in (heads, baselines)]
     options: dict[str, Any] = {"heads": names[0], "baselines": names[1], "folds": folds, "seed": seed}
     try:
-        with steps_bar("what was measured until then is shown") as progress:
+        with steps_bar("what was measured until then is shown") as progress, about(file):
             cross_validate(X, y, **options, progress=progress, done=done)
     finally:
         if found is not None and json_output:

@@ -16,7 +16,7 @@ import yaml
 from rich.table import Column
 from rich.table import Table as RichTable
 
-from kernelhead.cli._console import app, check_folder, console, print_plain, say
+from kernelhead.cli._console import about, app, check_folder, console, print_plain, say
 from kernelhead.cli._progress import steps_bar, training_bar
 from kernelhead.finetune.spec import TrainResult, TrainSpec
 
@@ -163,9 +163,10 @@ def train(
     specs = []
     names: list[str | None] = [*dict.fromkeys(head or ())] or [None]
     numbers: list[int | None] = [*dict.fromkeys(seed or ())] or [None]
-    for name, number in itertools.product(names, numbers):
-        own = given | {"head": name, "seed": number, "head_options": head_options(head_option, name, head or ())}
-        specs.append(settings_of.resolved(settings_of.make_spec(config, own, needs_data=not show_config)))
+    with about(config):
+        for name, number in itertools.product(names, numbers):
+            own = given | {"head": name, "seed": number, "head_options": head_options(head_option, name, head or ())}
+            specs.append(settings_of.resolved(settings_of.make_spec(config, own, needs_data=not show_config)))
     if show_config:
         print("---\n".join(map(settings_of.to_yaml, specs)), end="")
         return

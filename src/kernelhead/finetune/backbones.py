@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
-from kernelhead.finetune.checkpoint import misfit, read_tensors, shapes_of
+from kernelhead.finetune.checkpoint import misfit, read_tensors
 
 IMAGENET = (224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 LIBRARIES = {"torchvision": "torchvision.models", "timm": "timm"}  # and the modules with their networks
@@ -56,7 +56,7 @@ def create_network(
         for part, own in network.state_dict().items():
             if part in state and part.split(".")[0] in CLASSIFIERS and state[part].shape != own.shape:
                 state[part] = own
-        if wrong := misfit(shapes_of(network.state_dict()), shapes_of(state)):
+        if wrong := misfit(network, state):
             raise ValueError(f"{path} is not of {name}, whose {wrong}")
         network.load_state_dict(state)
         stride_first |= metadata.get("stride") == FIRST_1X1

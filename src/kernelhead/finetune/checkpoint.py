@@ -11,11 +11,9 @@ from typing import Any
 import safetensors
 import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kernelhead.files import plain_file, write_bytes
-
-Shapes = Mapping[str, tuple[int, ...]]
 
 
 class BrokenCheckpointError(ValueError):
@@ -38,27 +36,22 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if metadata["sha256"] != digest(tensors, metadata.get("state", "")):
         raise BrokenCheckpointError(f"{path} does not match its own checksum: it was changed or damaged")
     try:
-        state = json.loads(metadata["state"])
-        assert isinstance(state, dict)
-    except (KeyError, ValueError, RecursionError, AssertionError) as error:
+        return tensors, {**json.loads(metadata["state"])}
+    except (KeyError, ValueError, RecursionError, TypeError) as error:
         raise BrokenCheckpointError(f"{path} has no readable state; it was changed or damaged") from error
-    return tensors, state
 
 
-def misfit(own: Shapes, found: Shapes) -> str:
+def misfit(model: nn.Module, tensors: Mapping[str, Tensor]) -> str:
     """Count the tensors of a file that are missing, unknown or of another shape, and name the first three of each."""
-    missing, unknown = ([name for name in a if name not in b] for a, b in ((own, found), (found, own)))
-    other = [
-        f"{name} {found[name]} instead of {shape}" for name, shape in own.items() if found.get(name, shape) != shape
-    ]
-    kinds = {"missing": missing, "unknown": unknown, "of another shape": other}
+    states = (model.state_dict(), tensors)  # without what heads add, which says itself what is wrong
+    own, found = ({name: tuple(x.shape) for name, x in each.items() if "_extra_state" not in name} for each in states)
+    kinds = {
+        "missing": [name for name in own if name not in found],
+        "unknown": [name for name in found if name not in own],
+        "of another shape": [f"{x} {found[x]} instead of {own[x]}" for x in own if found.get(x, own[x]) != own[x]],
+    }
     said = [f"{len(names)} {kind} ({', '.join(names[:3])})" for kind, names in kinds.items() if names]
     return f"tensors do not fit: {'; '.join(said)}" if said else ""
-
-
-def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of tensors by their names."""
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -1,6 +1,5 @@
 """A classifier: made from a spec, and kept as one file with its weights, classes and input."""
 
-import math
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,7 @@ import torch
 from torch import nn
 
 from kernelhead.finetune.backbones import Input, create_network, without_memory
-from kernelhead.finetune.checkpoint import BrokenCheckpointError, load_checkpoint, misfit, save_checkpoint, shapes_of
+from kernelhead.finetune.checkpoint import BrokenCheckpointError, load_checkpoint, misfit, save_checkpoint
 from kernelhead.finetune.data import Named
 from kernelhead.finetune.settings import CONFIG_FILE, MODEL_FILE, RESULT_FILE, check
 from kernelhead.finetune.spec import TrainSpec
@@ -60,8 +59,8 @@ def head_of(model: nn.Module) -> Head:
 
 
 def is_finite(model: nn.Module) -> bool:
-    """Return whether every parameter of a network is finite."""
-    return all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+    """Return whether all weights and statistics of a network are finite."""
+    return all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values())
 
 
 def save_classifier(path: Path, saved: SavedClassifier) -> None:
@@ -89,7 +88,7 @@ def load_classifier(path: Path) -> SavedClassifier:
         start = replace(spec, pretrained=False, weights=None)  # the weights come from this file
         make = partial(create_classifier, start, len(classes), stride_first=state["stride_first"] is True)
         with without_memory():
-            if wrong := misfit(shapes_of(make().state_dict()), shapes_of(tensors)):
+            if wrong := misfit(make(), tensors):
                 raise ValueError(f"its {wrong}")
         model = make()
         model.load_state_dict(tensors)
@@ -110,8 +109,9 @@ def _checked(state: dict[str, Any]) -> tuple[TrainSpec, list[str], Input, dict[s
     expected = Input(given["size"], tuple(given["mean"]), tuple(given["std"]))
     if expected.size != spec.test_size:
         raise ValueError(f"its input has the size {expected.size!r}, and its setting test_size is {spec.test_size}")
-    if not all(len(each) == 3 and all(map(math.isfinite, each)) for each in (expected.mean, expected.std)):
-        raise ValueError("mean and std of its input are not three numbers each")
+    mean, std = torch.tensor([expected.mean, expected.std])  # three numbers each, or this raises
+    if not (mean.shape == (3,) and (mean.abs() < 1e3).all() and (std > 1e-3).all() and (std < 1e3).all()):
+        raise ValueError("mean and std of its input are no three colours of images")
     files = state["files"].items()
     named = {part: [(str(name), int(label), str(mark)) for name, label, mark in each] for part, each in files}
     if not all(0 <= label < len(classes) for those in named.values() for _, label, _ in those):

@@ -285,8 +285,8 @@ class MetricsLog:
         if self.path.exists():
             try:
                 self.records = [json.loads(line) for line in plain_file(self.path).read_text().splitlines()]
-                assert all(isinstance(record["epoch"], int) for record in self.records)
-            except (ValueError, TypeError, LookupError, AssertionError, RecursionError) as error:
+                self.records.sort(key=lambda record: int(record["epoch"]))
+            except (ValueError, TypeError, LookupError, RecursionError) as error:
                 raise ValueError(f"{self.path} is not lines of JSON ({error}); repair it, or move it away") from error
         self.writer: Any = None
         if tensorboard:

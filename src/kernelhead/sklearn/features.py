@@ -90,7 +90,7 @@ def _check_size(path: Path, size: int) -> None:
 
 def _from_npz(path: Path, option: str, given: str | None) -> Any:
     names = USUAL[option] if given is None else (given,)
-    with _reading(path), np.load(path, allow_pickle=False) as file:
+    with _reading(path), path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
         for name in names:
             if name in file:
                 _check_size(path, max(each.file_size for each in file.zip.infolist() if name in each.filename))
