@@ -21,7 +21,7 @@ def main(path: Path) -> None:
         "linear, t": t,
         "quadratic, (1 + t)² / 4": (1 + t) ** 2 / 4,
         "(1 + t)¹⁰ / 2¹⁰": ((1 + t) / 2) ** 10,
-        "Gaussian, exp(2t − 2)": np.exp(2 * t - 2),
+        "Gaussian, exp(2t - 2)": np.exp(2 * t - 2),
         "learned by a ResNet-20": np.polynomial.polynomial.polyval(t, powers / powers.sum()),
     }
     figure = Figure(figsize=(7.5, 3.8), dpi=110, layout="constrained")

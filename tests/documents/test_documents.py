@@ -17,7 +17,9 @@ from kernelhead_lab.cli import app as lab_app
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
-DOCUMENTS = sorted([README, ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "lab/docs").glob("*.md")])
+DOCUMENTS = sorted(
+    [README, ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "lab/docs").glob("*.md")]
+)
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MARK = "--- the next program of the page ---"
 # What stands for more than one machine or for another's account: replaced by less of the same.
@@ -71,7 +73,11 @@ def run(path, folder):
         assert any(old in code for code in programs), f"{old} is no longer in {path}"
         programs = [code.replace(old, new) for code in programs]
     program = given + f"\nprint({MARK!r}, flush=True)\n".join(programs)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), *sys.path]), "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), *sys.path]),
+        "OMP_NUM_THREADS": "1",
+    }
     (folder / "page.py").write_text(program)
     done = subprocess.run([sys.executable, "page.py"], capture_output=True, text=True, cwd=folder, env=environment)
     assert done.returncode == 0, f"{path}:\n{done.stderr[-3000:]}"
@@ -180,4 +186,4 @@ def test_images_have_words_for_those_who_do_not_see_them(path):
 
 
 def test_the_readme_stays_short():
-    assert len(README.read_text().splitlines()) <= 130
+    assert len(README.read_text().splitlines()) <= 105

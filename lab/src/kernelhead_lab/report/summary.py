@@ -39,9 +39,7 @@ CHOICES = {
     "landmarks": Choice(
         "to train a network: the default", "on frozen features, or in batches of one", "Best", "Best", "landmarks 2048"
     ),
-    "kernel": Choice(
-        "for very many classes", "where each point counts", "Kernel", "Ours", "the paper's layer"
-    ),
+    "kernel": Choice("for very many classes", "where each point counts", "Kernel", "Ours", "the paper's layer"),
     "prototypes": Choice("for very many classes of several kinds each", "for few classes"),
     "attentive": Choice("on frozen tokens", "on features without positions"),
     "second_order": Choice(
