@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # Files, not tests, are shared out: a file's fixtures are made once.
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile
 .DEFAULT_GOAL := help
-.PHONY: help demo synthetic reproduce test test-all campaign lint types unit slow format tables docs docs-serve clean
+.PHONY: help demo synthetic reproduce test test-all campaign lint types unit slow format tables docs docs-serve release clean
 
 help:  ## List these targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -61,6 +61,12 @@ docs: $(VENV)/.docs  ## Build the documentation into site/; it needs no network 
 
 docs-serve: $(VENV)/.docs  ## Serve the documentation at http://localhost:8000, rebuilt as it changes.
 	$(BIN)/mkdocs serve
+
+release: $(VENV)/.dev  ## Build the wheel and the source archive into dist/, and check what an index would show of them.
+	rm -rf dist
+	$(PIP) install build twine
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
 
 clean:  ## Remove the virtual environment and caches.
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache

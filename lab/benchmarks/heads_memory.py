@@ -2,7 +2,7 @@
 
     python lab/benchmarks/heads_memory.py [--json lab/results/bench/heads_memory.json]
 
-Counted by hooks on a CPU, so it needs no GPU and gives the same numbers on every machine. The heads have their defaults.
+Counted by hooks on a CPU, so it needs no GPU and repeats itself on every machine. Heads have their defaults.
 """
 
 import argparse

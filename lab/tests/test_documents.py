@@ -15,7 +15,7 @@ from kernelhead_lab.report.text import to_csv, to_markdown
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "lab" / "results"
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "lab" / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "lab" / "docs").glob("*.md"))]
 TOOLS = ROOT / "lab" / "tools"
 
 

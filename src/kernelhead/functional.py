@@ -182,6 +182,10 @@ def distillation_loss(logits: Tensor, teacher_logits: Tensor, *, temperature: fl
 
     for student logits s and teacher logits h, both (N, C). The factor T^2 (Hinton et al., 2015) keeps the gradient's
     size whatever T is, so that learning rates carry over. The paper does not say whether it has it.
+
+    Example:
+        >>> distillation_loss(torch.randn(8, 10), torch.randn(8, 10), temperature=4.0).shape
+        torch.Size([])
     """
     if logits.shape != teacher_logits.shape:
         raise ValueError(f"student and teacher need logits of the same shape; got {_kinds(logits, teacher_logits)}")

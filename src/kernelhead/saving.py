@@ -127,6 +127,9 @@ def push_to_hub(model: nn.Module, repository: str, *, private: bool | None = Non
     """Save a model into the repository `owner/name` on the Hub and return its address. It needs the extra "hub".
 
     The repository is made if it is missing, private or not. `card` are `data` and `figures` as of `save`.
+
+    Example:
+        >>> push_to_hub(KernelHead(64, 10), "somebody/digits")  # doctest: +SKIP
     """
     api = _hub().HfApi()
     with tempfile.TemporaryDirectory() as folder:

@@ -174,10 +174,10 @@ def train(
     folders = [folder if len(specs) == 1 else folder / f"{spec.head}-seed{spec.seed}" for spec in specs]
     for each, spec in zip(folders, specs, strict=True):
         check_folder(each)
+        check_data(spec.data)
         settings_of.check_run_folder(each, resume)
         create_classifier(spec, 2)  # what cannot be made is said before images are read
     place = choose_device(specs[0].device)
-    check_data(specs[0].data)
     runs: dict[str, list[tuple[Path, TrainResult]]] = {}
     with ExitStack() as held:
         for each in folders if is_first() else ():

@@ -20,7 +20,7 @@ class PrototypeHead(ClassPointsHead):
         prototypes: P.
         aggregate: "sum" or "logsumexp".
         coefficients: as of `KernelHead`. "softplus" is level with "relu" on held-out images, and none of it can die.
-        others: as of `KernelHead`.
+        degree, kernel, temperature, gamma, bias, device, dtype: as of `KernelHead`.
 
     Shapes:
         features (..., D) -> logits (..., C). weight (C P, D), the prototypes of a class side by side.

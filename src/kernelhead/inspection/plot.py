@@ -12,7 +12,7 @@ def kernel_charts(description: Description, name: str = "own") -> str:
     terms, points = description.terms, description.points
     kernel = page.plot("t, cosine of feature and weight", "k(t)")
     kernel.add_scatter(x=description.t, y=description.k, line={"color": page.BLUE}, mode="lines", name="k(t)")
-    bars = page.plot("orange: constant and end points, which tell no classes apart", "coefficient")
+    bars = page.plot("orange tells no classes apart", "coefficient")
     colors = [page.ORANGE if term.order < 1 else page.BLUE for term in terms]
     names = [f"{term.name} (dead)" if term.dead else term.name for term in terms]
     bars.add_bar(x=names, y=[term.value for term in terms], marker_color=colors)

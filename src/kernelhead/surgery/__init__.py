@@ -91,6 +91,11 @@ def kernelize(
         inputs: a batch of the network's inputs: a tensor, a tuple of arguments or a dictionary of named ones. Needed
             if none can be guessed.
         head_options: of the head, such as `landmarks=512`.
+
+    Example:
+        >>> model = kernelize(torchvision.models.resnet18(), num_classes=37)
+        >>> model(torch.randn(2, 3, 64, 64)).shape
+        torch.Size([2, 37])
     """
     _check(model)
     if warm_start and head not in WARM:

@@ -39,9 +39,7 @@ CHOICES = {
     "landmarks": Choice(
         "to train a network: the default", "on frozen features, or in batches of one", "Best", "Best", "landmarks 2048"
     ),
-    "kernel": Choice(
-        "for very many classes", "where a point of accuracy counts", "Kernel", "Ours", "the paper's layer"
-    ),
+    "kernel": Choice("for very many classes", "where each point counts", "Kernel", "Ours", "the paper's layer"),
     "prototypes": Choice("for very many classes of several kinds each", "for few classes"),
     "attentive": Choice("on frozen tokens", "on features without positions"),
     "second_order": Choice(
@@ -78,8 +76,8 @@ def _heads(stores: Mapping[int, Store], bench: Path) -> Table:
         kept, own = memory[name]["kept_bytes"], memory[name]["parameters"]
         rows.append([*words, f"{kept / 1e6:.1f} MB", f"{own:,}", choice.leave])
     notes = [
-        "Points of test accuracy over `linear`: ResNet-20 from scratch on CIFAR, ResNet-50 fine-tuned on Pets and Cars. "
-        "An asterisk marks the paper's protocol, where the tuned one was not run.",
+        "Points of test accuracy over `linear`: ResNet-20 from scratch on CIFAR, ResNet-50 fine-tuned on Pets and "
+        "Cars. An asterisk marks the paper's protocol, where the tuned one was not run.",
         "Time: a training step of ResNet-20 over that with `linear`, on an H200. Memory: what the head keeps for the "
         "backward pass of 128 maps of 64 x 8 x 8, counted on a CPU. Parameters: for 64 features and 100 classes.",
     ]
