@@ -182,7 +182,7 @@ def _source(model: nn.Module) -> dict[str, Any]:
         if kind.__module__.startswith("transformers.") and hasattr(model, "save_pretrained"):
             return {"name": TRANSFORMERS + kind.__name__}
         done, own = changes(model), _sizes(model)
-        replaced = tuple(f"{name}." for name in (*done.layers, *done.auxiliary))
+        replaced = tuple(f"{name}." for name in done.layers)
         for name in _names(model):
             source: dict[str, Any] = {"name": name, "stride_first": bool(getattr(model, "stride_first", False))}
             with without_memory():

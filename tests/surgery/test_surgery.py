@@ -89,7 +89,7 @@ def test_the_record_and_the_log_say_what_was_done(caplog):
     assert record.layers == ("4",)
     assert (record.head, record.num_classes) == ("prototypes", 7)
     assert record.relus_removed == ("3",)
-    assert record.relus_kept == record.pooled == record.auxiliary == record.notes == ()
+    assert record.relus_kept == record.pooled == record.notes == ()
     assert str(record) == "'4': head 'prototypes' for 7 classes; the ReLU before the features is removed: '3'"
     assert caplog.messages == [f"Sequential: {record}"]
     with pytest.raises(ValueError, match="Sequential was not made by kernelize"):

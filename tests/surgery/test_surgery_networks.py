@@ -184,7 +184,7 @@ def train_and_reload(name, **options):
     network, inputs = make(name)
     before = {key: tensor.data_ptr() for key, tensor in network.state_dict().items()}
     assert kernelize(network, NEW_CLASSES, **options) is network
-    replaced = changes(network).layers + changes(network).auxiliary
+    replaced = changes(network).layers
     kept = {key: pointer for key, pointer in before.items() if not key.startswith(tuple(f"{n}." for n in replaced))}
     assert len(kept) < len(before)
     state = network.state_dict()
@@ -413,12 +413,6 @@ def test_timm_networks_made_without_pooling(name, options):
     assert network.get_classifier().in_features == network.num_features
 
 
-def test_auxiliary_classifiers_get_the_new_classes():
-    network, inputs = make("torchvision/googlenet")
-    assert changes(kernelize(network, 7, head="kernel")).auxiliary == ("aux1.fc2", "aux2.fc2")
-    assert [logits.shape for logits in network(inputs["x"])] == [(BATCH, 7)] * 3
-
-
 def test_both_heads_of_a_distilled_network_are_replaced():
     network, inputs = make("timm/deit_tiny_distilled_patch16_224")
     kernelize(network, 7, head="kernel")
@@ -429,7 +423,7 @@ def test_both_heads_of_a_distilled_network_are_replaced():
 
 RECTIFIED = [
     "torchvision/resnet18", "torchvision/resnet-bottleneck", "torchvision/densenet",
-    "torchvision/googlenet", "torchvision/mobilenet_v2", "timm/test_resnet", "timm/resnetv2_18",
+    "torchvision/mobilenet_v2", "timm/test_resnet", "timm/resnetv2_18",
     "timm/legacy_seresnet18", "timm/res2net50_26w_4s", "timm/densenet121", "transformers/ResNet", "transformers/RegNet",
     "transformers/Bit",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from kernelhead.heads import Head, create_head
-from kernelhead.surgery._plan import Plan, find_plan, is_linear, replace_module
+from kernelhead.surgery._plan import Plan, find_plan, is_linear
 from kernelhead.surgery._pooling import pooling_plan
 from kernelhead.surgery._record import described, keep_with_transformers
 from kernelhead.surgery._trace import tensors_of
@@ -31,7 +31,6 @@ class Changes:
     relus_removed: tuple[str, ...] = ()  # modules that lost the ReLU before the features
     relus_kept: tuple[str, ...] = ()  # modules where such a ReLU stays
     pooled: tuple[str, ...] = ()  # where the positions come from, for a head that pools
-    auxiliary: tuple[str, ...] = ()  # classifiers that only training uses, which are new linear layers
     notes: tuple[str, ...] = ()
     arguments: dict[str, Any] = field(default_factory=dict)  # of `kernelize` that do the same to a network without head
 
@@ -40,7 +39,6 @@ class Changes:
             "the ReLU before the features is removed: ": map(repr, self.relus_removed),
             "the ReLU before the features stays: ": map(repr, self.relus_kept),
             "positions come from ": self.pooled,
-            "auxiliary classifiers stay linear: ": map(repr, self.auxiliary),
         }
         lines = [f"{', '.join(map(repr, self.layers))}: head {self.head!r} for {self.num_classes} classes"]
         lines += [words + listed for words, names in parts.items() if (listed := ", ".join(names))]
@@ -134,7 +132,6 @@ def kernelize(
     if kept and not rectified:
         stays = "that ReLU is a function call or shared: it stays"
         notes.append("the trained weights expect that ReLU" if warm_start else stays)
-    auxiliary = _renew_auxiliary(model, plan, classes)
     plan.apply(model, heads)
     config: Any = getattr(model, "config", None)
     if hasattr(config, "id2label") and config.num_labels != classes:
@@ -145,7 +142,7 @@ def kernelize(
     unique = tuple(dict.fromkeys(notes))
     arguments = {"rectified": rectified or warm_start, "class_token": class_token, "inputs": described(inputs)}
     arguments["layer"] = list(layer) if isinstance(layer, tuple | list) else layer
-    record = Changes(tuple(heads), head, classes, tuple(relus), kept, plan.pooled, auxiliary, unique, arguments)
+    record = Changes(tuple(heads), head, classes, tuple(relus), kept, plan.pooled, unique, arguments)
     model._kernelhead_changes = record  # type: ignore[assignment]
     if hasattr(config, "id2label") and hasattr(model, "save_pretrained"):
         keep_with_transformers(model)
@@ -175,19 +172,3 @@ def _heads(model: nn.Module, plan: Plan, head: str, num_classes: int, options: d
         *_, last = torch.empty(0), *(each for each in owners if each.is_floating_point())
         heads[slot.name] = create_head(head, slot.in_features, num_classes, **options).to(last.device, last.dtype)
     return heads
-
-
-def _renew_auxiliary(model: nn.Module, plan: Plan, num_classes: int) -> tuple[str, ...]:
-    """Give linear layers as wide as the classifier that only training uses the new number of classes."""
-    before = plan.slots[0].num_classes
-    if num_classes == before:
-        return ()
-    used, found = {call.name for call in plan.trace.calls}, []
-    for name, module in list(model.named_modules()):
-        old: Any = module
-        if name not in used and is_linear(old) and len(old.weight) == before:
-            options = {"bias": old.bias is not None, "device": old.weight.device, "dtype": old.weight.dtype}
-            sizes = (num_classes,) if isinstance(old, nn.Linear) else (num_classes, 1)
-            replace_module(model, name, type(old)(old.weight.shape[1], *sizes, **options))
-            found.append(name)
-    return tuple(found)

@@ -47,14 +47,11 @@ class Fold(Noted):
     A map (N, D, H, W) becomes (N H W, D, 1, 1), tokens (N, L, D) become (N L, 1, D). The pooling has nothing left to
     pool then, and the layers between pooling and classifier act at every position. `Slot` gathers the positions again.
     It folds the first argument of a module, or else its result. `channel` is the axis of D. `prefix` counts tokens at
-    the beginning that the network's own pooling leaves out, and `skipped` those to leave out. One that `keeps` lets the
-    network pool and has the positions ready for a classifier that comes directly after.
+    the beginning that the network's own pooling leaves out, and `skipped` those to leave out.
     """
 
-    def __init__(
-        self, module: str, first: bool, channel: int, prefix: int, skipped: int = 0, keeps: bool = False
-    ) -> None:
-        super().__init__(module, first, channel, prefix, skipped, keeps)
+    def __init__(self, module: str, first: bool, channel: int, prefix: int, skipped: int = 0) -> None:
+        super().__init__(module, first, channel, prefix, skipped)
         self.latest: tuple[int, ...] = (1,)
 
     def __str__(self) -> str:
@@ -76,11 +73,8 @@ class Fold(Noted):
         return (self.after(module, (), args[0]), *args[1:])
 
     def after(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        *_, channel, prefix, skipped, keeps = self.site
+        *_, channel, prefix, skipped = self.site
         last = output.movedim(channel, -1)[:, skipped:]
-        if keeps:
-            self.own.kept = last
-            return output
         self.own.sides = self.latest = tuple(last.shape[1:-1])
         alone = last.reshape(-1, *(1 for _ in last.shape[1:-1]), last.shape[-1])
         if prefix:  # the network cuts off as many as before
@@ -89,10 +83,6 @@ class Fold(Noted):
 
     def gather(self, features: Tensor) -> Tensor:
         """Return the positions of the current run, (N, H, W, D) or (N, L, D), from the classifier's input."""
-        if self.site[-1]:
-            kept: Tensor = self.own.kept
-            self.own.kept = None  # and its graph with it
-            return kept
         return features.reshape(-1, *self.sides, features.shape[-1])
 
 
@@ -105,7 +95,7 @@ class Mask(Noted):
 
     def __init__(self, position: int, skipped: int = 0) -> None:
         super().__init__(position, skipped)
-        self.latest: tuple[Any, ...] = (None, None)
+        self.latest: Tensor | None = None
 
     def install(self, model: nn.Module, heads: Any) -> None:
         self.network = weakref.ref(model)
@@ -113,18 +103,15 @@ class Mask(Noted):
 
     def note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = args[self.site[0]] if len(args) > self.site[0] else kwargs.get("attention_mask")
-        # Networks of transformers that read sounds have fewer tokens than samples in time.
-        self.own.run = self.latest = given, getattr(module, "_get_feature_vector_attention_mask", None)
+        self.own.given = self.latest = given
 
     def of(self, tokens: Tensor) -> Tensor | None:
         """Return which of the tokens (N, L, D) count, (N, L), or None for all."""
-        given, shortened = getattr(self.own, "run", self.latest)
+        given: Tensor | None = getattr(self.own, "given", self.latest)
         skipped = self.site[1]
         if given is None and not skipped:
             return None
         mask: Tensor = tokens.new_ones(tokens.shape[:2], dtype=torch.bool) if given is None else given.to(tokens.device)
-        if given is not None and shortened is not None:
-            mask = shortened(tokens.shape[1], mask)
         return mask * (mask.cumsum(1) > skipped) if skipped else mask
 
 

@@ -123,7 +123,7 @@ def _find_removal(run: Trace, model: nn.Module, relu: Node) -> tuple[str, Edit |
     """Return the name of the module that a ReLU belongs to, and an edit that takes the ReLU away, or None.
 
     A ReLU module becomes an identity. If it runs several times, as in many residual blocks, a hook rectifies the
-    results of the modules that it served elsewhere. Classes of torchvision that call a function lose the call.
+    results of the modules that it served elsewhere. The DenseNet of torchvision loses its call of a function.
     """
     name = relu.scope[-1]
     module, shown = model.get_submodule(name), name or type(model).__name__

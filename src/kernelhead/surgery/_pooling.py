@@ -21,6 +21,8 @@ def pooling_plan(model: nn.Module, plan: Plan, heads: Mapping[str, Head], class_
     """Plan where the heads, by the name of their layer, get positions from; LookupError says why there is no way."""
     kind = getattr(model, "main_input_name", None)  # of transformers
     arguments = list(inspect.signature(model.forward).parameters)
+    if kind == "input_values":
+        raise LookupError("it reads sounds, and its attention_mask counts samples in time, not positions")
     if "attention_mask" in arguments and kind != "pixel_values":
         return _masked(model, plan, heads, class_token, arguments.index("attention_mask"))
     if kind == "input_ids":
@@ -32,7 +34,7 @@ def pooling_plan(model: nn.Module, plan: Plan, heads: Mapping[str, Head], class_
 
 
 def _masked(model: nn.Module, plan: Plan, heads: Mapping[str, Head], class_token: bool | None, position: int) -> Plan:
-    """Plan for a network that reads padded texts or sounds, and try it without a mask and with one."""
+    """Plan for a network that reads padded texts, and try it without a mask and with one."""
     if getattr(getattr(model, "config", None), "classifier_pooling", None) == "mean":  # of ModernBERT, made of sums
         edited = trace(model, [plan.trace.given], _pool_first_token)
         plan = replace(plan, trace=edited, edits=[*plan.edits, _pool_first_token])
@@ -83,7 +85,7 @@ def _around_pooling(plan: Plan, class_token: bool | None, position: int | None =
     """Let every position of any network go through the pooling by itself. `position` is that of attention_mask."""
     folds: dict[tuple[str, bool, int, int], Fold] = {}
     masks: dict[int, Mask] = {}
-    slots, sounds = [], hasattr(plan.trace.twin, "_get_feature_vector_attention_mask")
+    slots = []
     for slot in plan.slots:
         features = plan.trace.calls_of(slot.name)[0].input
         if features is None:
@@ -94,8 +96,7 @@ def _around_pooling(plan: Plan, class_token: bool | None, position: int | None =
             node, own = _pooling(features), site[-1]
             known = max(own, int(node.op == "select" and _argument(node, 2) == 0))
             skipped = _left_out(class_token, own, known)
-            keeps = sounds and node is features
-            fold = folds.setdefault(site, Fold(*site, skipped if position is None else 0, keeps))
+            fold = folds.setdefault(site, Fold(*site, skipped if position is None else 0))
         else:
             skipped = _left_out(class_token, 0, 0)
         mask = None if position is None else masks.setdefault(skipped, Mask(position, skipped))

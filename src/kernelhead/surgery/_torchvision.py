@@ -1,19 +1,9 @@
-"""Networks of torchvision whose last ReLU is a function call: classes without it."""
+"""A network of torchvision whose last ReLU is a function call: a class without it."""
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torchvision.models.densenet import DenseNet
-from torchvision.models.googlenet import BasicConv2d as GoogLeNetConv
-from torchvision.models.inception import BasicConv2d as InceptionConv
-
-
-class UnrectifiedConv2d(GoogLeNetConv):  # type: ignore[misc]
-    """Convolution and BatchNorm."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.bn(self.conv(x))
-        return result
 
 
 class UnrectifiedDenseNet(DenseNet):  # type: ignore[misc]
@@ -25,4 +15,4 @@ class UnrectifiedDenseNet(DenseNet):  # type: ignore[misc]
         return logits
 
 
-UNRECTIFIED = {GoogLeNetConv: UnrectifiedConv2d, InceptionConv: UnrectifiedConv2d, DenseNet: UnrectifiedDenseNet}
+UNRECTIFIED = {DenseNet: UnrectifiedDenseNet}
