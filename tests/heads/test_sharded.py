@@ -60,7 +60,7 @@ def in_one_process(name):
 
 
 def pools_and_masks(rank, group):
-    """Tokens, of which some do not count; every kind of reduction; labels that do not count; a share without classes."""
+    """Tokens, of which some do not count; every reduction; labels that do not count; a share without classes."""
     generator = torch.Generator().manual_seed(5)
     tokens = torch.randn(PROCESSES, BATCH, 3, FEATURES, dtype=torch.float64, generator=generator)
     mask = torch.rand(PROCESSES, BATCH, 3, generator=generator) < 0.7
