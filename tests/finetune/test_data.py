@@ -1,6 +1,7 @@
 """Batches of images: augmented as seed, epoch and index say, the same however they are read."""
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -49,6 +50,17 @@ def test_what_is_read_again_equals_what_stays_decoded(spec, monkeypatch):
         assert torch.equal(expected, gathered(read))
     other = torch.cat([batch for batch, _ in batches(decoded.train, keys(seed=4), decoded)])
     assert not torch.equal(expected, other)
+
+
+@pytest.mark.parametrize("augment", ["light", "imagenet"])
+def test_mirroring_can_be_left_out(spec, augment):
+    """The crops stay; about half of the images were mirrored."""
+    both = [open_data(replace(spec, augment=augment, mirror=mirror), CPU) for mirror in (True, False)]
+    with_it, without = (gathered(each) for each in both)
+    same = [torch.equal(*pair) for pair in zip(with_it, without, strict=True)]
+    assert 2 < sum(same) < 14
+    for one, other, equal in zip(with_it, without, same, strict=True):
+        torch.testing.assert_close(one if equal else one.flip(2), other, atol=1e-4, rtol=0)
 
 
 def test_random_numbers_around_a_batch_are_their_own(spec):

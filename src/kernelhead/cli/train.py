@@ -38,6 +38,7 @@ SETTINGS: dict[str, tuple[str, str, str | None]] = {
     "weights": (TASK, "Start from the weights in a local safetensors file.", None),
     "freeze_backbone": (TASK, "Train the head alone.", None),
     "augment": (TASK, "none, light, imagenet or randaugment; auto is light up to 64 pixels, else imagenet.", None),
+    "mirror": (TASK, "Mirror training images at random; not for digits or text.", None),
     "image_size": (TASK, "Side of the network's input in pixels.", "the network's"),
     "test_size": (TASK, "Side of the input after training.", "that of training"),
     "resize": (TASK, "How an image becomes a square: crop the centre, squash, or pad with black.", None),

@@ -71,7 +71,7 @@ class Images(Dataset[tuple[Tensor, View, int, Key]]):
         self.labels = torch.tensor([label for _, label, _ in named], dtype=torch.long)
         self.short_side = kept_short_side(spec, input)
         self.size = spec.image_size or input.size if training else input.size
-        self.training, self.how = training, (self.size, spec.augment, spec.resize)
+        self.training, self.how, self.mirror = training, (self.size, spec.augment, spec.resize), spec.mirror
         self.randomly = vision().transforms.v2.RandAugment() if training and spec.augment == "randaugment" else None
 
     def __len__(self) -> int:
@@ -84,6 +84,7 @@ class Images(Dataset[tuple[Tensor, View, int, Key]]):
         _, height, width = pixels.shape
         if self.training:
             view = training_view(height, width, *self.how, Random(mix(*key)))
+            view = view._replace(mirrored=view.mirrored and self.mirror)
         else:
             view = test_view(height, width, *self.how)
         return *cut_out(pixels, view, self.size), int(self.labels[index]), key

@@ -38,6 +38,7 @@ class TrainSpec:
     weights: str | None = None
     freeze_backbone: bool = False
     augment: str = "auto"
+    mirror: bool = True
     image_size: int | None = None
     test_size: int | None = None
     resize: str = "crop"

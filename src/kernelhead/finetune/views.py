@@ -117,7 +117,7 @@ def resample(images: Tensor, about: Tensor, size: int) -> Tensor:
 
     Resizing is linear, with antialiasing, and the same along each axis. On a GPU two matrices per image do it, in
     float16, which holds a byte exactly. On a CPU, where most of their entries are zeros, each output line is a sum of
-    the few source lines that count (benchmarks/views.py: a tenth of the time).
+    the few source lines that count (benchmarks/views.py: a fifth of the time).
     """
     top, left, height, width, mirrored, rows, columns = about.to(torch.float32).unbind(1)
     axes = ((top, height, rows, torch.zeros_like(mirrored)), (left, width, columns, mirrored))
