@@ -130,6 +130,7 @@ def test_a_long_error_keeps_its_file_and_its_advice():
     assert len(said) <= LONGEST_ERROR
     assert said.startswith("a/b.json has wrong keys")
     assert said.endswith("; delete it")
+    assert len(printable(sentence_of(ValueError("\x1b" * 280)))) <= LONGEST_ERROR
 
 
 def test_errors_name_the_file_that_they_come_from():
