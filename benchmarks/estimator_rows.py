@@ -22,20 +22,40 @@ from sklearn.metrics import log_loss
 from kernelhead import KernelHeadClassifier
 from kernelhead.files import environment
 
-SIZES, TEST = (500, 1000, 2000, 4000, 8000, 12_000, 16_000), 4000
+SIZES = (500, 1000, 2000, 4000, 8000, 12_000, 16_000, 20_000, 32_000, 50_000, 51_000, 100_000)
+TEST = 4000
 
 
-def measure(folder: Path, label: str, options: dict[str, object], file: Path, names: list[str], most: int) -> None:
+def clusters() -> tuple[np.ndarray, np.ndarray]:
+    """Made up: ten classes of forty round clusters each, in 16 dimensions."""
+    rng = np.random.default_rng(0)
+    centres, cluster = rng.normal(size=(400, 16)), rng.integers(0, 400, SIZES[-1] + TEST)
+    return centres[cluster] + 0.6 * rng.normal(size=(len(cluster), 16)), cluster % 10
+
+
+def cubic() -> tuple[np.ndarray, np.ndarray]:
+    """Made up: the sign of a random polynomial of degree three in ten dimensions, with one label in twenty wrong."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(SIZES[-1] + TEST, 10))
+    values = np.einsum("ijk,ni,nj,nk->n", rng.normal(size=(10, 10, 10)), x, x, x, optimize=True)
+    return x, (values > 0) ^ (rng.random(len(x)) < 0.05)
+
+
+def measure(
+    folder: Path, label: str, options: dict[str, object], file: Path, names: list[str], sizes: list[int]
+) -> None:
     data = {
         "letter": lambda: keel(folder, "letter"),
         "magic": lambda: keel(folder, "magic"),
         "sentences, source": lambda: sentences(folder)["source"],
+        "clusters": clusters,
+        "cubic": cubic,
     }
     for name in names or data:
         x, y = data[name]()
         order = np.random.default_rng(0).permutation(len(y))
         test = order[:TEST]
-        for size in (each for each in SIZES if each <= min(most, len(y) - TEST)):
+        for size in (each for each in sizes if each <= len(y) - TEST):
             rows = order[TEST : TEST + size]
             started, worked = time.perf_counter(), time.process_time()
             fitted = KernelHeadClassifier(random_state=0, **options).fit(x[rows], y[rows])
@@ -75,7 +95,7 @@ def main() -> None:
     parser.add_argument("--label", default="new")
     parser.add_argument("--options", type=json.loads, default={})
     parser.add_argument("--only", nargs="*", default=[])
-    parser.add_argument("--most", type=int, default=SIZES[-1])
+    parser.add_argument("--sizes", nargs="*", type=int, default=SIZES)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -85,7 +105,7 @@ def main() -> None:
         draw(options.json, options.out)
         return
     sys.path.append(str(options.packages))
-    measure(options.packages, options.label, options.options, options.json, options.only, options.most)
+    measure(options.packages, options.label, options.options, options.json, options.only, options.sizes)
 
 
 if __name__ == "__main__":

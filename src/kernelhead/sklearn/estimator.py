@@ -38,7 +38,7 @@ from kernelhead.sklearn.samples import (
 from kernelhead.sklearn.search import LearnedKernel, learn_kernel
 from kernelhead.sklearn.solver import solve
 
-KERNEL_SAMPLES, MORE_KERNEL_SAMPLES = 500, 1500  # that the kernel is learned from; more where they are one in ten
+KERNEL_SAMPLES, MORE_KERNEL_SAMPLES = 500, 1000  # that the kernel is learned from; more where they are one in ten
 SCALING_SAMPLES = 50_000
 PER_CLASS = 5  # samples among those that the kernel is learned from: with more classes, it is learned from some
 CALIBRATION_SHARE, MIN_CALIBRATION = 50, 100  # "adam" holds out 1 in 50 for its temperature, unless they are too few

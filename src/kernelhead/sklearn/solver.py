@@ -25,15 +25,14 @@ from kernelhead.sklearn.search import LearnedKernel
 
 KEPT_VALUES = 2**28  # of landmarks and samples, kept in float32
 EXACT_VALUES = 2**20  # up to so many kernel values are float64
-FOLDS, FOLDED, MAX_HELD_OUT = 4, 3000, 4000  # up to so many samples cross-validation, then one split
-FACTORS = (8.0, 2.0, 0.5, 0.12, 0.03, 0.008, 0.002, 0.0005)  # of the ridge learned with the kernel
-MIN_RIDGE = 3e-4  # of a path
+FOLDS, FOLDED, MAX_HELD_OUT = 4, 4000, 4000  # folds, of so many samples together; most held out in one
+FACTOR, PACE, MAX_FACTOR, MIN_RIDGE = 0.5, 4.0, 150.0, 3e-4  # of the learned ridge: a path's start and pace; limits
 BETTER = 0.998  # a path of ridges ends where one is not better than the last by as much
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the scores of least squares
 REFRESH = 10  # steps of a preconditioner
 LINE_STEPS = 20  # of Newton's method along a line, at most
 PATH_STEPS, PATH_TOLERANCE = 10, 1e-3  # of a fit that chooses; in nats per sample that are left to gain
-STEPS, BLOCK_STEPS, TOLERANCE = 60, 12, 2e-4  # of the last one; where features are made anew in every step
+STEPS, BLOCK_STEPS, TOLERANCE = 60, 8, 4e-4  # of the last one; where features are made anew in every step
 UNFINISHED = 1e-2  # nats per sample that are worth a warning
 
 Say = Callable[[str], None]
@@ -169,7 +168,7 @@ def solve(
         if len(sample) < n:
             fit = Fit(fit.coefficients, system.scores(fit.coefficients))
         left = fit.improve(system, labels, shares, one.ridge, one.softmax, steps, TOLERANCE, say)
-        if left > UNFINISHED:
+        if abs(left) > UNFINISHED:
             reason = f"after {steps} steps the fit could gain about {left:.2g} more per sample"
             warnings.warn(f"{reason}; scale the features, or leave out what is huge", ConvergenceWarning, stacklevel=4)
         total = total + one.share * fit.coefficients
@@ -187,6 +186,17 @@ class _Chosen:
     share: float
 
 
+@dataclass
+class _Trial:
+    """Fits of all folds with one ridge, and the logits of their held-out samples at the best temperature."""
+
+    factor: float
+    fits: list[Fit]
+    temperature: float
+    logits: Tensor
+    loss: float
+
+
 def _choose(
     system: System, labels: Tensor, weight: Tensor, kernel: LearnedKernel, held: list[Tensor], say: Say
 ) -> tuple[list[_Chosen], float | None]:
@@ -194,42 +204,51 @@ def _choose(
     held = [each.to(labels.device) for each in held]
     # A class without samples in training is nobody's to predict.
     known = [mask & (labels[~mask].sum(0) > 0)[labels.argmax(1)] for mask in held]
+    bases = kernel.ridge, kernel.ridge * kernel.temperature
     if not held or not any(mask.any() for mask in known):
-        return [_Chosen(True, kernel.ridge * kernel.temperature, Fit.start(system, labels), 1.0)], None
+        return [_Chosen(True, bases[True], Fit.start(system, labels), 1.0)], None
     target = torch.cat([labels[mask].argmax(1) for mask in known])
     its_weight = torch.cat([weight[mask] for mask in known])
-    paths = []
-    for softmax in (False, True):
-        base, temperature = (kernel.ridge * kernel.temperature, 1.0) if softmax else (kernel.ridge, kernel.temperature)
-        fits, best = [Fit.start(system, labels) for _ in held], math.inf
-        for factor in FACTORS if softmax else FACTORS[1:]:
-            if best < math.inf and factor * base < MIN_RIDGE:
+
+    def attempt(softmax: bool, factor: float, fits: list[Fit], temperature: float) -> _Trial:
+        fits, ridge = [replace(fit) for fit in fits], factor * bases[softmax]
+        for fit, mask in zip(fits, held, strict=True):
+            fit.improve(system, labels, weight * ~mask, ridge, softmax, PATH_STEPS, PATH_TOLERANCE)
+        scores = torch.cat([fit.scores[mask] for fit, mask in zip(fits, known, strict=True)])
+        temperature = best_temperature(scores, target, its_weight, temperature)
+        loss = mean_loss(scores / temperature, target, its_weight)
+        say(f"{'log-loss' if softmax else 'least squares'}, ridge {ridge:.3g}: held-out log-loss {loss:.4f}")
+        return _Trial(factor, fits, temperature, scores / temperature, loss)
+
+    def path(softmax: bool, fits: list[Fit], temperature: float) -> _Trial:
+        """Go down from ridge to ridge as long as that helps. If it does not help at once, go up."""
+        best = attempt(softmax, FACTOR, fits, temperature)
+        for pace in (1 / PACE, PACE):
+            factor = FACTOR * pace
+            while factor * bases[softmax] >= MIN_RIDGE and factor <= MAX_FACTOR:
+                trial = attempt(softmax, factor, best.fits, best.temperature)
+                if trial.loss > BETTER * best.loss:
+                    break
+                best, factor = trial, factor * pace
+            if best.factor < FACTOR:
                 break
-            for fit, mask in zip(fits, held, strict=True):
-                fit.improve(system, labels, weight * ~mask, factor * base, softmax, PATH_STEPS, PATH_TOLERANCE)
-            scores = torch.cat([fit.scores[mask] for fit, mask in zip(fits, known, strict=True)])
-            fitting = best_temperature(scores, target, its_weight, temperature)
-            loss = mean_loss(scores / fitting, target, its_weight)
-            say(
-                f"{'log-loss' if softmax else 'least squares'}, ridge {factor * base:.3g}: held-out log-loss {loss:.4f}"
-            )
-            if loss > BETTER * best:
-                break
-            best, temperature = loss, fitting
-            found = (_Chosen(softmax, factor * base, replace(fits[0], gram=None), 1.0), scores / fitting)
-        found[0].share = 1 / temperature
-        paths.append(found)
-    (squares, first), (likely, second) = paths
+        return best
+
+    squares = path(False, [Fit.start(system, labels) for _ in held], kernel.temperature)
+    t = squares.temperature
+    likely = path(True, [Fit(fit.coefficients / t, fit.scores / t) for fit in squares.fits], 1.0)
     mixed = []
     for share in SHARES:
-        scores = share * first + (1 - share) * second
+        scores = share * squares.logits + (1 - share) * likely.logits
         temperature = best_temperature(scores, target, its_weight, 1.0)
         mixed.append((mean_loss(scores / temperature, target, its_weight), share, temperature))
     loss, share, temperature = min(mixed)
     say(f"least squares have {share:.0%} of the logits: held-out log-loss {loss:.4f}")
-    squares.share *= share / temperature
-    likely.share *= (1 - share) / temperature
-    return [each for each in (squares, likely) if each.share > 0], loss
+    chosen = []
+    for softmax, trial, part in ((False, squares, share), (True, likely, 1 - share)):
+        fit = replace(trial.fits[0], gram=None)
+        chosen.append(_Chosen(softmax, trial.factor * bases[softmax], fit, part / trial.temperature / temperature))
+    return [each for each in chosen if each.share > 0], loss
 
 
 def _one_hot(target: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
@@ -240,9 +259,6 @@ def _one_hot(target: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
 def _hold_out(target: Array, random: np.random.RandomState) -> list[Tensor]:
     """Return masks (N,) of samples to be held out, a share of each class."""
     ranks, n = shuffled_ranks(target, random), len(target)
-    if n <= FOLDED:
-        masks = [ranks % FOLDS == fold for fold in range(FOLDS)]
-    else:
-        every = max(FOLDS, n // MAX_HELD_OUT)
-        masks = [ranks % every == every - 1]
+    every = max(FOLDS, n // MAX_HELD_OUT)
+    masks = [ranks % every == every - 1 - fold for fold in range(max(1, min(FOLDS, FOLDED // n)))]
     return [torch.from_numpy(mask) for mask in masks if mask.any() and not mask.all()]
