@@ -20,16 +20,15 @@ WARM_UP_ROUNDS, MIN_ROUNDS = 3, 5
 MAX_WEIGHTS = 2**28  # of second-order pooling, which has features x features x classes: beyond, it is left out
 
 
-def make_heads(features: int, classes: int, positions: int | None, landmarks: int, prototypes: int) -> dict[str, Head]:
-    """Make the heads by name, the baseline first: those of vectors, or those that pool so many positions."""
-    options: dict[str, dict[str, Any]] = {BASELINE: {}}
-    if positions is None:
-        options |= {"kernel": {}, "prototypes": {"prototypes": prototypes}}
-    else:
-        options |= {"expansion": {"width": landmarks}, "attentive": {}}
-        options |= {"second_order": {}} if features**2 * classes <= MAX_WEIGHTS else {}
-    options["landmarks"] = {"landmarks": landmarks, "pool": None if positions is None else "auto"}
-    return {name: create_head(name, features, classes, **own) for name, own in options.items()}
+def make_heads(features: int, classes: int, positions: bool, landmarks: int) -> dict[str, Head]:
+    """Make the heads by name, the baseline first: those of vectors, or those that pool positions."""
+    names = ["expansion", "attentive"] if positions else ["kernel", "prototypes"]
+    if positions and features**2 * classes <= MAX_WEIGHTS:
+        names.append("second_order")
+    options = {"expansion": {"width": landmarks}, "landmarks": {"landmarks": landmarks}}
+    return {
+        name: create_head(name, features, classes, **options.get(name, {})) for name in (BASELINE, *names, "landmarks")
+    }
 
 
 def measure(heads: Mapping[str, Head], features: Tensor, dtype: torch.dtype, seconds: float) -> list[dict[str, Any]]:
@@ -58,14 +57,17 @@ def measure(heads: Mapping[str, Head], features: Tensor, dtype: torch.dtype, sec
         with torch.inference_mode(), autocast():
             head(pooled(head))
 
-    kept = {name: kept_bytes(partial(loss, head)) for name, head in heads.items()}
     trained = medians({name: partial(train, head) for name, head in heads.items()}, seconds / 2)
     inferred = medians({name: partial(infer, head.freeze()) for name, head in heads.items()}, seconds / 2)
-    sizes = {name: sum(parameter.numel() for parameter in head.parameters()) for name, head in heads.items()}
     return [
-        {"head": name, "parameters": sizes[name], "kept_bytes": kept[name]}
-        | {"training_ms": trained[name], "inference_ms": inferred[name]}
-        for name in heads
+        {
+            "head": name,
+            "parameters": sum(parameter.numel() for parameter in head.parameters()),
+            "kept_bytes": kept_bytes(partial(loss, head)),
+            "training_ms": trained[name],
+            "inference_ms": inferred[name],
+        }
+        for name, head in heads.items()
     ]
 
 

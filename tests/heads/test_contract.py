@@ -120,18 +120,6 @@ def test_its_configuration_makes_it_again(case):
 
 
 @every_case
-def test_in_a_graph_of_torch_fx_it_is_one_node(case):
-    head, x = make(case)
-    network = torch.nn.Sequential(torch.nn.Tanh(), head).eval()
-    graph = torch.fx.symbolic_trace(network)
-    assert [(node.op, node.target) for node in graph.graph.nodes][1:3] == [("call_module", "0"), ("call_module", "1")]
-    assert torch.equal(graph(x), network(x))
-    assert torch.equal(graph(x[:2]), network(x[:2]))  # nothing of a batch's size was taken down
-    head.register_forward_hook(lambda head, given, logits: 2 * logits)
-    assert torch.equal(torch.fx.symbolic_trace(network)(x), network(x))  # hooks run once
-
-
-@every_case
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_device_and_dtype_as_for_layers(case, dtype):
     """The head made at once in another dtype or on another device has the same tensors."""

@@ -1,6 +1,5 @@
 """`kernelhead bench`."""
 
-import json
 from functools import partial
 from typing import Annotated
 
@@ -22,11 +21,9 @@ def bench(
         int | None, Size(help="Positions of a feature map, for pooling heads.", show_default="vectors")
     ] = None,
     landmarks: Annotated[int, Size(help="Landmarks; channels of the expansion.")] = 2048,
-    prototypes: Annotated[int, Size(help="Prototypes per class.")] = 4,
     dtype: Annotated[str, typer.Option(help="float32, or bfloat16 or float16 by autocast.")] = "float32",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     seconds: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds to measure for.")] = 10.0,
-    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measure the cost of heads on this machine, beside a linear layer.
 
@@ -39,28 +36,17 @@ def bench(
     from kernelhead.files import environment, hardware_name
     from kernelhead.finetune.distributed import choose_device
     from kernelhead.tables import Table, show
-    from kernelhead.timing import MAX_WEIGHTS, make_heads, measure
+    from kernelhead.timing import make_heads, measure
 
     where = choose_device(device)
-    try:
-        with messages.status("measuring"):
-            heads = make_heads(features, classes, positions, landmarks, prototypes)
-            drawn = torch.randn(batch, features, *((positions, 1) if positions else ()), device=where)
-            costs = measure(heads, drawn, getattr(torch, dtype), seconds)
-    except RuntimeError as error:  # a CPU's allocator has no error of its own
-        if not isinstance(error, torch.OutOfMemoryError) and "alloc" not in str(error):
-            raise
-        given = f"--features {features} --classes {classes} --batch {batch}"
-        raise MemoryError(f"{given} need more memory than there is; make one of them smaller") from error
-    if json_output:
-        sizes = {"features": features, "classes": classes, "batch": batch, "positions": positions}
-        points = {"landmarks": landmarks, "prototypes": prototypes, "dtype": dtype, "device": where.type}
-        print(json.dumps({**sizes, **points, "heads": costs, **environment()}, indent=1))
-        return
+    with messages.status("measuring"):
+        heads = make_heads(features, classes, positions is not None, landmarks)
+        drawn = torch.randn(batch, features, *((positions, 1) if positions else ()), device=where)
+        costs = measure(heads, drawn, getattr(torch, dtype), seconds)
     rows = []
     for cost in costs:
         times = [(cost[key], cost[key] / costs[0][key]) for key in ("training_ms", "inference_ms")]
-        cells = [f"{value:.{digits}f}" for pair in times for value, digits in zip(pair, (3, 2), strict=True)]
+        cells = [text for value, ratio in times for text in (f"{value:.3f}", f"{ratio:.2f}")]
         rows.append([cost["head"], f"{cost['parameters']:,}", *cells, f"{cost['kept_bytes'] / 1e6:.2f}"])
     hardware = environment()["hardware"] | ({} if where.type == "cuda" else {"gpu": None})
     shape = " x ".join(str(size) for size in (batch, positions, features) if size is not None)
@@ -69,7 +55,5 @@ def bench(
         f"{shape} features, {classes} classes, {dtype}, {hardware_name(hardware)}, torch {torch.__version__}. Medians; "
         f"ratios are to {peer}. Kept: for the backward pass. At inference heads are frozen."
     ]
-    if positions and "second_order" not in heads:
-        notes.append(f"second_order was left out: it would have more than {MAX_WEIGHTS:,} weights.")
     columns = ["head", "parameters", "training, ms", "ratio", "inference, ms", "ratio", "kept, MB"]
     show(Table("bench", "Cost of heads", columns, rows, notes), console)

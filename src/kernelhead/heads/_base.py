@@ -6,7 +6,7 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kernelhead.fused.precision import real_dtype
@@ -196,15 +196,6 @@ class Head(nn.Module):
             if made is not None and made.dtype != real_dtype(made.dtype):
                 setattr(self.get_submodule(owner), own_name, kept.to(made.device, real_dtype(made.dtype)))
         return self
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """Be one node of a graph of torch.fx, as layers of PyTorch are: the forward pass looks at shapes."""
-        proxies = [value for value in (*arguments, *options.values()) if isinstance(value, fx.Proxy)]
-        if proxies:
-            tracer: Any = proxies[0].tracer
-            usual = tracer.is_leaf_module
-            tracer.is_leaf_module = lambda module, name: isinstance(module, Head) or usual(module, name)
-        return super().__call__(*arguments, **options)
 
 
 def difference(own: Mapping[str, Any], other: Mapping[str, Any]) -> str:
