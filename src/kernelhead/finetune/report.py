@@ -101,6 +101,10 @@ def _figures(saved: SavedClassifier, images: Images, logits: Tensor) -> str:
     return page.table((), rows) + note
 
 
+def _inline(content: bytes, kind: str, alt: str) -> str:
+    return f'<img alt="{alt}" src="data:image/{kind};base64,{base64.b64encode(content).decode()}">'
+
+
 def _curves(runs: Mapping[str, Sequence[dict[str, Any]]]) -> str:
     """Charts of loss and accuracy over epochs, with a colour per run and dots for validation."""
     drawn = []
@@ -176,15 +180,14 @@ def _errors(images: Images, logits: Tensor, classes: Sequence[str]) -> str:
     for index in wrong.argsort(descending=True, stable=True)[:ERRORS].tolist():
         if wrong[index] < 0:
             break
-        own = images.sources[index]
-        pixels = own.cpu() if isinstance(own, Tensor) else read_image(own, THUMBNAIL)
+        source = images.sources[index]
+        pixels = source.cpu() if isinstance(source, Tensor) else read_image(source, THUMBNAIL)
         image, buffer = Image.fromarray(pixels.permute(1, 2, 0).numpy()), io.BytesIO()
         image.thumbnail((2 * THUMBNAIL, 2 * THUMBNAIL))
+        image.save(buffer, format="PNG" if max(image.size) <= THUMBNAIL else "JPEG", quality=85)
         kind = "png" if max(image.size) <= THUMBNAIL else "jpeg"
-        image.save(buffer, format=kind, quality=85)
-        source = f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
         name, label, _ = images.named[index]
         words = [html.escape(each) for each in (classes[label], classes[int(predicted[index])], name)]
         said = f"{words[0]}, taken for <b>{words[1]}</b>, {100 * confidence[index]:.1f} %<br>{words[2]}"
-        shown.append(f'<figure><img alt="{words[2]}" src="{source}"><figcaption>{said}</figcaption></figure>')
+        shown.append(f"<figure>{_inline(buffer.getvalue(), kind, words[2])}<figcaption>{said}</figcaption></figure>")
     return f'<div class="errors">{"".join(shown)}</div>' if shown else "<p>There are none.</p>"
