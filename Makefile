@@ -20,7 +20,7 @@ demo: $(VENV)/.plot,sklearn,vision  ## Three heads on digits, then the paper's f
 		--head linear --head attentive --head landmarks --head-option landmarks.landmarks=256 \
 		--augment none --epochs 12 --out $(RUNS)/demo/heads
 	$(BIN)/kernelhead-lab reproduce synthetic --draws 3 --runs $(RUNS)/demo
-	@echo "Open $(RUNS)/demo/heads/report.html for the heads, $(RUNS)/demo/report/report.html for the sphere."
+	@echo "Open $(RUNS)/demo/heads/report.html for the heads, $(RUNS)/demo/report/report.html#table-synthetic for the sphere."
 
 synthetic: $(VENV)/.plot  ## The paper's synthetic experiment on all ten draws: the full table. About 5 minutes on two cores.
 	$(BIN)/kernelhead-lab reproduce synthetic --runs $(RUNS)

@@ -26,7 +26,7 @@ OPTIONS = (
     "--disable-component-update --disable-sync --enable-unsafe-swiftshader"
 ).split()
 NARROW, WIDE = {"width": 400, "height": 800}, {"width": 1280, "height": 900}
-PATIENCE = 60_000  # milliseconds that a busy machine may take
+PATIENCE = 300_000  # milliseconds that a busy machine may take
 CONTRAST = """() => {
   const channels = (color) => { const c = document.createElement('canvas'); c.width = c.height = 1;
     const d = c.getContext('2d'); d.fillStyle = color; d.fillRect(0, 0, 1, 1);

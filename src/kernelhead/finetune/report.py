@@ -161,10 +161,8 @@ def _reliability(logits: Tensor, labels: Tensor) -> str:
     histogram = page.plot("probability of the predicted class", "% of the images")
     centres = ((torch.arange(BINS) + 0.5) / BINS).tolist()
     histogram.add_bar(x=centres, y=(100 * counts / len(labels)).tolist(), marker_color=BLUE)
-    return page.charts(
-        page.chart(diagram, "reliability", "Share of right predictions over their probability"),
-        page.chart(histogram, "probabilities", "Histogram of the predicted probabilities"),
-    )
+    drawn = [page.chart(diagram, "reliability", "Share of right predictions over their probability")]
+    return page.charts(*drawn, page.chart(histogram, "probabilities", "Histogram of the predicted probabilities"))
 
 
 def _most_confused(confusion: Tensor, classes: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from plotly.offline import get_plotlyjs
 
 from kernelhead._version import __version__
 from kernelhead.files import write_bytes
-from kernelhead.page import chart, style
+from kernelhead.page import STYLE, chart
 from kernelhead.tables import Table
 from kernelhead_lab.tables.statistics import NOT_RUN
 
@@ -40,7 +40,7 @@ def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
     charts = any(section.charts for section in sections)
     parts = {
         "TITLE": escape(title),
-        "STYLE": style(),
+        "STYLE": STYLE,
         "SCRIPT": f"<script>{get_plotlyjs()}</script>" if charts else "",
         "LINKS": "\n".join(links) or "<li>no tables yet</li>",
         "SECTIONS": "\n".join(_section(name, section) for name, section in zip(names, sections, strict=True)),
