@@ -26,7 +26,7 @@ def start(work, name, *arguments):
     """Begin an example in a session of its own, so that a signal reaches all of its processes."""
     path = os.pathsep.join([str(work), *sys.path])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HOME": str(work)}
-    environment |= {"RAY_USAGE_STATS_ENABLED": "0", "TUNE_GLOBAL_CHECKPOINT_S": "0"}
+    environment |= {"RAY_USAGE_STATS_ENABLED": "0", "TUNE_GLOBAL_CHECKPOINT_S": "0", "RAY_ADDRESS": "local"}
     command = [sys.executable, str(EXAMPLES / name), *map(str, arguments)]
     with (work / f"{name}.txt").open("a") as kept:
         return subprocess.Popen(command, env=environment, stdout=kept, stderr=kept, cwd=work, start_new_session=True)

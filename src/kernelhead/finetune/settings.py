@@ -42,6 +42,8 @@ FINE_TUNING_RATES = {
     **dict.fromkeys(("landmarks", "expansion"), (0.01, 1.0)),
     **dict.fromkeys(("kernel", "prototypes", "cosine"), (0.01, 10.0)),
 }
+# From scratch, the mixing of 2048 standardised values outruns a network that has not learned anything yet.
+SCRATCH_HEAD_RATES = {"landmarks": 0.1}
 KINDS: dict[Any, str] = {
     **{int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"},
     dict: "options with their values, such as {degree: 9}",
@@ -53,7 +55,8 @@ def resolved(spec: TrainSpec, *, images: int | None = None, processes: int = 1) 
     pretrained = ":" not in spec.backbone and spec.weights is None if spec.pretrained is None else spec.pretrained
     trained = pretrained or spec.weights is not None
     size = spec.image_size or expected_input(spec.backbone, create_network(spec.backbone)).size
-    learning_rate, head_rate = FINE_TUNING_RATES.get(spec.head, (0.003, 1.0)) if trained else (0.1, 1.0)
+    scratch = 0.1, SCRATCH_HEAD_RATES.get(spec.head, 1.0)
+    learning_rate, head_rate = FINE_TUNING_RATES.get(spec.head, (0.003, 1.0)) if trained else scratch
     weight_decay = 1e-4 if trained else 5e-4
     if spec.optimizer == "adamw":
         learning_rate, head_rate, weight_decay = 1e-4 if trained else 1e-3, 10.0 if trained else 1.0, 0.05
