@@ -269,7 +269,7 @@ def test_without_matplotlib_it_says_what_to_install(tmp_path, monkeypatch):
         return original(name, *arguments, **options)
 
     monkeypatch.setattr(builtins, "__import__", without_matplotlib)
-    with pytest.raises(ModuleNotFoundError, match=r"^a chart needs matplotlib; pip install 'kernelhead\[plot\]'$"):
+    with pytest.raises(ModuleNotFoundError, match=r"^a chart needs matplotlib; .* 'kernelhead\[plot\]'$"):
         write_plot(tmp_path / "a.png", KernelHead(D, C).describe())
     assert not (tmp_path / "a.png").exists()
 

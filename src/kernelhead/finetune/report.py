@@ -13,7 +13,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from kernelhead.files import write_bytes
+from kernelhead.files import needing, write_bytes
 from kernelhead.finetune.data import Images
 from kernelhead.finetune.images import read_image
 from kernelhead.finetune.saved import SavedClassifier
@@ -106,11 +106,8 @@ def _inline(content: bytes, kind: str = "png") -> str:
 
 
 def _panels(count: int, width: float, height: float) -> tuple[Any, Sequence[Any]]:
-    try:
+    with needing("a report", "plot"):
         from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        sentence = f"a report needs {error.name}; install it with pip install 'kernelhead[plot]'"
-        raise ModuleNotFoundError(sentence, name=error.name) from error
     figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
     panels = figure.subplots(1, count, squeeze=False)[0]
     for panel in panels:

@@ -3,7 +3,7 @@
 import io
 from pathlib import Path
 
-from kernelhead.files import write_bytes
+from kernelhead.files import needing, write_bytes
 from kernelhead.inspection import Description
 
 BLUE, ORANGE, GREY = "#1a5aa0", "#cc6105", "#8a8f98"
@@ -11,11 +11,8 @@ BLUE, ORANGE, GREY = "#1a5aa0", "#cc6105", "#8a8f98"
 
 def write_plot(path: Path, description: Description) -> None:
     """Draw kernel, coefficients and use of points, in the format that the file's name ends in."""
-    try:
+    with needing("a chart", "plot"):
         from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        message = f"a chart needs {error.name}; pip install 'kernelhead[plot]'"
-        raise ModuleNotFoundError(message, name=error.name) from error
 
     points, terms = description.points, description.terms
     used = points.nearest if points.nearest is not None else points.mixing
