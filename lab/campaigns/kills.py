@@ -56,7 +56,7 @@ def main(out: Path, wanted: int, minutes: float) -> None:
         folder = Path(made)
         (folder / "hostile_networks.py").write_text(NETWORK)
         Harness(folder / "harness")  # for its images
-        for number, kind in itertools.product(itertools.count(), KINDS):
+        for number, kind in ((number, kind) for number in itertools.count() for kind in KINDS):
             if sum(kills.values()) >= wanted or time.monotonic() - began > 60 * minutes:
                 break
             command = [sys.executable, str(ROOT / "tests/safety/kills.py"), kind, str(ROUND[kind]), str(number)]
