@@ -1,10 +1,11 @@
 """Kill commands at random moments and start them again: `python lab/campaigns/kills.py OUT.json [KILLS] [MINUTES]`.
 
 The harness is `tests/safety/kills.py`, which says what has to hold. Kills are shared out over its kinds, in rounds, and
-pairs of trainings are started into one folder. The totals so far are written after every round. Exit status 1 where
+pairs of trainings are started into one folder. The totals so far are written again and again. Exit status 1 where
 anything was wrong.
 """
 
+import itertools
 import json
 import os
 import subprocess
@@ -22,7 +23,7 @@ from kills import KINDS, Harness  # noqa: E402
 
 from kernelhead.files import environment, write_bytes  # noqa: E402
 
-ROUND = 10  # kills of each kind
+ROUND = {"train": 20, "predict": 20, "data": 40, "compare": 20, "save": 40, "export": 10, "reproduce": 6}  # kills
 PAIRS = 50
 
 
@@ -47,7 +48,7 @@ def pair(folder: Path, images: Path, number: int) -> str | None:
 
 
 def main(out: Path, wanted: int, minutes: float) -> None:
-    """Go through the rounds, and write the totals."""
+    """Go through the rounds, and write the totals after each kind."""
     began, kills, pairs = time.monotonic(), dict.fromkeys(KINDS, 0), 0
     trials, wrong = dict.fromkeys(KINDS, 0), list[str]()
     variables = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -55,20 +56,19 @@ def main(out: Path, wanted: int, minutes: float) -> None:
         folder = Path(made)
         (folder / "hostile_networks.py").write_text(NETWORK)
         Harness(folder / "harness")  # for its images
-        number = 0
-        while sum(kills.values()) < wanted and time.monotonic() - began < 60 * minutes:
-            for kind in KINDS:
-                command = [sys.executable, str(ROOT / "tests/safety/kills.py"), kind, str(ROUND), str(number)]
-                done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=variables)
-                found: dict[str, Any] = json.loads(done.stdout)[kind] if not done.returncode else {}
-                kills[kind] += found.get("kills", 0)
-                trials[kind] += found.get("trials", 0)
-                wrong += [f"{kind} {number}: {each}" for each in found.get("wrong", ["the harness failed"])]
-            for _ in range(min(3, PAIRS - pairs)):
+        for number, kind in ((number, kind) for number in itertools.count() for kind in KINDS):
+            if sum(kills.values()) >= wanted or time.monotonic() - began > 60 * minutes:
+                break
+            command = [sys.executable, str(ROOT / "tests/safety/kills.py"), kind, str(ROUND[kind]), str(number)]
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=variables)
+            found: dict[str, Any] = json.loads(done.stdout)[kind] if not done.returncode else {}
+            kills[kind] += found.get("kills", 0)
+            trials[kind] += found.get("trials", 0)
+            wrong += [f"{kind} {number}: {each}" for each in found.get("wrong", ["the harness failed"])]
+            if pairs < PAIRS:
                 problem = pair(folder, folder / "harness" / "images", pairs)
                 pairs += 1
                 wrong += [] if problem is None else [f"pair {pairs}: {problem}"]
-            number += 1
             totals = {"kills": sum(kills.values()), "by command": kills, "trials": trials, "pairs of trainings": pairs}
             totals |= {"wrong": wrong, "minutes": round((time.monotonic() - began) / 60, 1), **environment()}
             write_bytes(out, (json.dumps(totals, indent=1) + "\n").encode())

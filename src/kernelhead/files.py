@@ -1,7 +1,6 @@
 """Files that are written whole or not at all, and what they say of where they were made."""
 
 import glob
-import json
 import os
 import platform
 import re
@@ -18,7 +17,7 @@ import numpy as np
 
 from kernelhead._version import __version__
 
-LOCK_FILE, OWNER_FILE = ".lock", ".lock.json"
+LOCK_FILE = ".lock"
 PATIENCE_SECONDS = 1.0  # for another process to end, or to say who it is
 TEMPORARY = re.compile(r"\..+\.(\d+)@(.*)\.tmp", re.DOTALL)  # process and host
 UNTOUCHED_SECONDS = 3600  # after which a temporary file is dead, whoever has the number of its process now
@@ -63,22 +62,24 @@ def plain_file(path: Path, most: int | None = None) -> Path:
 def remove_leftovers(folder: Path, name: str = "*") -> None:
     """Remove the temporary files of processes that died while they wrote files called `name` in a folder."""
     for each in folder.glob(f".{name}.*.tmp"):
-        found = TEMPORARY.fullmatch(each.name)
-        with suppress(OSError):  # on Windows, a file that is written cannot be removed
+        with suppress(OSError, AttributeError):  # on Windows, a file that is written cannot be removed
+            number, host = TEMPORARY.fullmatch(each.name).groups()  # type: ignore[union-attr]
             untouched = time.time() - each.stat().st_mtime > UNTOUCHED_SECONDS
-            if found and (untouched or (found[2] == platform.node() and not _others(int(found[1])))):
+            if untouched or (host == platform.node() and not _is_another(int(number))):
                 shutil.rmtree(each) if each.is_dir() else each.unlink()
 
 
-def _others(number: int) -> bool:
+def _is_another(number: int) -> bool:
     """Return whether a process of this number runs and is not this one, whose number a dead one may have had."""
-    if number == os.getpid() or os.name == "nt":  # there, signal 0 would end it
-        return False
     try:
-        os.kill(number, 0)
-    except OSError as error:
-        return isinstance(error, PermissionError)
-    return True
+        if number != os.getpid() and os.name != "nt":  # there, signal 0 would end it
+            os.kill(number, 0)
+            return True
+    except PermissionError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 @contextmanager
@@ -101,7 +102,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     given, path = path, path.resolve() if path.is_symlink() else path  # messages name what the user named
     if path.exists():
         plain_file(path)
-    try:
+    with _naming(given):
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary_beside(path) as temporary:
             with temporary.open("wb") as file:
@@ -111,8 +112,14 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             if path.exists():
                 shutil.copymode(path, temporary)
             temporary.replace(path)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        raise type(error)(f"{given} cannot be written ({error.strerror or error})") from error
+        raise type(error)(f"{path} cannot be written ({error.strerror or error})") from error
 
 
 @contextmanager
@@ -123,35 +130,38 @@ def writing(folder: Path) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
-    new, owner = not folder.exists(), folder / OWNER_FILE
-    try:
+    new, file = not folder.exists(), folder / LOCK_FILE
+    with _naming(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder.resolve() / LOCK_FILE, timeout=PATIENCE_SECONDS, is_singleton=True)
-        lock.acquire()
-    except Timeout as error:
-        try:
-            told = json.loads(owner.read_bytes())
-            who = f"process {int(told['process'])} since {str(told['since'])[:40]}"
-        except (OSError, ValueError, TypeError, KeyError):
-            who = "another process"
-        raise BusyFolderError(f"{who} writes into {folder}; wait for it, or choose another folder") from error
-    except OSError as error:
-        raise type(error)(f"{folder} cannot be written ({error.strerror or error})") from error
+        lock = FileLock(folder.resolve() / LOCK_FILE, is_singleton=True)
+        with suppress(Timeout):
+            lock.acquire(timeout=PATIENCE_SECONDS)
+    if not lock.is_locked:
+        who = "another process" if os.name == "nt" else file.read_text()[:80]  # there, nobody else reads it
+        raise BusyFolderError(f"{who} writes into {folder}; wait for it, or choose another folder")
     try:
         if lock.lock_counter == 1:
             remove_leftovers(folder)
-            about = {"process": os.getpid(), "host": platform.node(), "since": f"{datetime.now():%Y-%m-%d %H:%M:%S}"}
-            write_bytes(owner, json.dumps(about).encode())
+            with suppress(OSError):
+                file.write_text(f"process {os.getpid()} since {datetime.now():%Y-%m-%d %H:%M:%S}")
         yield
     finally:
-        if lock.lock_counter == 1:
-            owner.unlink(missing_ok=True)
-            if os.name != "nt":  # there, the lock removes its file itself
-                Path(lock.lock_file).unlink(missing_ok=True)
+        if lock.lock_counter == 1 and os.name != "nt":  # there, the lock removes its file itself
+            file.unlink(missing_ok=True)
         lock.release()
         if new:
             with suppress(OSError):  # nothing came of it, so nothing is there
                 folder.rmdir()
+
+
+@contextmanager
+def needing(what: str, extra: str) -> Iterator[None]:
+    """Say what an import is for, and which extra has it, where it fails."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        sentence = f"{what} needs {error.name}; install it with pip install 'kernelhead[{extra}]'"
+        raise ModuleNotFoundError(sentence, name=error.name) from error
 
 
 def write_bytes(path: Path, content: bytes) -> None:

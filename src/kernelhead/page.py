@@ -5,6 +5,8 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+from kernelhead.files import needing
+
 BLUE, ORANGE, GREY = "#1a5aa0", "#cc6105", "#8a8f98"
 COLORS = "#2c47c9 #b92d05 #257a57 #bd9d08 #f07ab3 #29a5f5 #141414 #6c3f7c".split()  # told apart by all kinds of sight
 OPTIONS = {"displaylogo": False, "responsive": True}
@@ -16,11 +18,8 @@ LAYOUT = {"layout": {"margin": {"l": 60, "r": 15, "b": 50}, "legend": LEGEND, **
 
 def plot(x_label: str, y_label: str, title: str = "", height: int = 380) -> Any:
     """Return an empty figure of plotly in the house look."""
-    try:
+    with needing("a report", "plot"):
         import plotly.graph_objects as go
-    except ModuleNotFoundError as error:
-        sentence = f"a report needs {error.name}; install it with pip install 'kernelhead[plot]'"
-        raise ModuleNotFoundError(sentence, name=error.name) from error
     figure, top = go.Figure(LAYOUT), {"text": escape(title), "font": {"size": 15}, "x": 0.01}
     figure.update_layout(template="plotly_white", height=height, title=top, margin_t=45 if title else 15)
     figure.update_xaxes(title=x_label, automargin=True)

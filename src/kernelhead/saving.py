@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from kernelhead.files import plain_file, temporary_beside, write_bytes
+from kernelhead.files import needing, plain_file, temporary_beside, write_bytes
 from kernelhead.finetune.backbones import create_network, without_memory
 from kernelhead.finetune.checkpoint import load_checkpoint, misfit, read_tensors, save_checkpoint
 from kernelhead.finetune.saved import load_classifier
@@ -140,11 +140,8 @@ def push_to_hub(model: nn.Module, repository: str, *, private: bool | None = Non
 
 
 def _hub() -> Any:
-    try:
+    with needing("the Hub", "hub"):
         return import_module("huggingface_hub")
-    except ModuleNotFoundError as error:
-        sentence = "the Hub needs huggingface_hub; install it with pip install 'kernelhead[hub]'"
-        raise ModuleNotFoundError(sentence, name=error.name) from error
 
 
 def _fetched(name: str, revision: str | None) -> Path:

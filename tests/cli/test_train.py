@@ -281,7 +281,7 @@ def test_a_run_that_diverged(trained, work):
 
 def test_without_pillow_it_names_the_remedy(work, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
-    remedy = "images need PIL; install it with pip install 'kernelhead[vision]'"
+    remedy = "reading images needs PIL; install it with pip install 'kernelhead[vision]'"
     assert sentence("train", "--data", "images", *SMALL, "--out", "none") == remedy
 
 

@@ -193,8 +193,8 @@ def test_a_file_without_settings_is_refused(written, text):
 def test_a_file_that_is_no_yaml_is_refused(written, tmp_path):
     assert "settings.yaml is not readable YAML (while parsing a flow node" in refused(written, "data: [\n")
     (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
-    for path in (tmp_path / "b.yaml", tmp_path):
-        with pytest.raises(ValueError, match="is not readable YAML"):
+    for path, sentence in ((tmp_path / "b.yaml", "is not readable YAML"), (tmp_path, "is a folder; give a plain file")):
+        with pytest.raises(ValueError, match=sentence):
             make_spec(path, {})
     with pytest.raises(FileNotFoundError, match=r"there is no file .*none.yaml"):
         make_spec(tmp_path / "none.yaml", {})

@@ -51,8 +51,6 @@ def test_a_full_disk_names_the_file_and_leaves_nothing(tmp_path, monkeypatch):
     assert list(path.parent.iterdir()) == []
     with pytest.raises(OSError, match=r"model\.safetensors cannot be written \(No space left on device\)$"):
         kernelhead.save(kernelhead.KernelHead(3, 2), tmp_path / "head")
-    with pytest.raises(OSError, match=r"cannot be written \(No space left on device\)$"), writing(tmp_path / "new"):
-        raise AssertionError("it is not there")
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="permissions of POSIX")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from kills import KINDS
 
-from kernelhead.files import OWNER_FILE, BusyFolderError, remove_leftovers, write_bytes, writing
+from kernelhead.files import LOCK_FILE, BusyFolderError, remove_leftovers, write_bytes, writing
 
 
 def harness(kinds, kills):
@@ -75,9 +75,9 @@ def test_a_second_writer_is_told_of_the_first(holder, tmp_path):
 def test_a_lock_of_a_dead_process_is_taken_over(holder, tmp_path):
     holder.send_signal(signal.SIGKILL)
     holder.wait()
-    assert (tmp_path / "run" / OWNER_FILE).exists()
+    assert (tmp_path / "run" / LOCK_FILE).exists()
     with writing(tmp_path / "run"), writing(tmp_path / "run"):  # this process may enter again
-        assert json.loads((tmp_path / "run" / OWNER_FILE).read_text())["process"] == os.getpid()
+        assert (tmp_path / "run" / LOCK_FILE).read_text().startswith(f"process {os.getpid()} since ")
         (tmp_path / "run" / "kept").touch()
     assert [each.name for each in (tmp_path / "run").iterdir()] == ["kept"]
 

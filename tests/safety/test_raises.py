@@ -139,19 +139,19 @@ def test_a_classifier_without_names_of_classes(tmp_path, monkeypatch, classes):
         tmp_path / "a.safetensors",
         {"state": text, "sha256": digest({"x": torch.zeros(2)}, text)},
     )
-    with pytest.raises(ValueError, match="its classes are no list of names"):
+    with pytest.raises(ValueError, match="its classes are none of a classifier"):
         load_classifier(tmp_path / "a.safetensors")
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"input": {"size": 10**9, "mean": [0.5] * 3, "std": [0.5] * 3}}, "its input has the size 1000000000, and"),
-        ({"input": {"size": 16, "mean": [0.5] * 3, "std": [0.0] * 3}}, "of its input are no three colours"),
-        ({"files": {"test": [["a.png", 7, ""]]}}, "one of its files is of no class of its own"),
+        ({"input": {"size": 10**9, "mean": [0.5] * 3, "std": [0.5] * 3}}, "its input sizes are none of a classifier"),
+        ({"input": {"size": 16, "mean": [0.5] * 3, "std": [0.0] * 3}}, "its input colours are none"),
+        ({"files": {"test": [["a.png", 7, ""]]}}, "its files are none of"),
         ({"backbone": "os:getcwd"}, "'os:getcwd' is of Python's own library; name a function of yours"),
         ({"epochs": 10**18}, "epochs must be at most 1,000,000, got 1000000000000000000"),
-        ({"image_size": 10**9}, "image_size must be at most 4096, got 1000000000"),
+        ({"image_size": 10**9}, "image_size must be at most 4,096, got 1000000000"),
         ({"amp": 7}, "amp is 7, which is no <class 'str'>"),
         ({"head_options": {"degree": 10**9}}, "needs a degree of at most 1000; got 1000000000"),
     ],
@@ -209,7 +209,7 @@ def test_a_result_of_other_settings(tmp_path):
 
 
 def test_features_in_whole_numbers():
-    with pytest.raises(TypeError, match="features and weight need to be floating-point; got torch.int64"):
+    with pytest.raises(TypeError, match=r"features and weight need to be floating-point; got torch\.int64"):
         kernelhead.kernel_cross_entropy(
             torch.ones(2, 3, dtype=int), torch.ones(4, 3), torch.ones(10), torch.zeros(2, dtype=int)
         )

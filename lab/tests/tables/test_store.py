@@ -456,7 +456,7 @@ def test_time_left_has_that_of_teachers(store):
         ({"curve": None}, "has no usable curve; delete it and run again"),
         ({"nll": None}, "has an accuracy and no nll or ece; delete it and run again"),
         ({"extra": {}}, "does not say where it was run; delete it and run again"),
-        ({"format": 1}, "has format 1, and this kernelhead reads format 2; delete it and run again"),
+        ({"format": 1}, "has format 1, and 2 is read here; delete it and run again"),
     ],
 )
 def test_a_result_without_what_tables_need_is_named_and_run_again(store, change, sentence):

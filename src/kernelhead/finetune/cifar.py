@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelhead.files import plain_file, replacing, temporary_beside
+from kernelhead.files import needing, plain_file, replacing, temporary_beside
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.uint8]
@@ -48,12 +48,9 @@ class ImageSet:
 
 def vision() -> Any:
     """Import torchvision, with its transforms and data sets."""
-    try:
+    with needing("reading images", "vision"):
         import torchvision.datasets
         import torchvision.transforms.v2
-    except ModuleNotFoundError as error:
-        sentence = f"images need {error.name}; install it with pip install 'kernelhead[vision]'"
-        raise ModuleNotFoundError(sentence, name=error.name) from error
     return torchvision
 
 

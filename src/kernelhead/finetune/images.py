@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernelhead.files import plain_file
+from kernelhead.files import needing, plain_file
 from kernelhead.finetune.cifar import CLASSES, IMAGES, NAMES, data_folder, load_cifar, vision
 from kernelhead.finetune.distributed import is_first
 from kernelhead.finetune.schedule import mix
@@ -155,11 +155,8 @@ def read_image(source: Source, short_side: int | None = None) -> Tensor:
     """Read an image as uint8 (3, H, W): upright, in RGB on white, its short side no longer than `short_side`."""
     if isinstance(source, np.ndarray):
         return torch.from_numpy(source).permute(2, 0, 1)
-    try:
+    with needing("reading images", "vision"):
         from PIL import Image, ImageOps
-    except ModuleNotFoundError as error:
-        sentence = f"images need {error.name}; install it with pip install 'kernelhead[vision]'"
-        raise ModuleNotFoundError(sentence, name=error.name) from error
     try:
         with Image.open(plain_file(source), formats=FORMATS) as opened:
             image: Image.Image = opened

@@ -31,9 +31,7 @@ def load_result(path: Path, spec_type: type[TrainSpec] = TrainSpec) -> TrainResu
         raise BrokenResultError(f"{path} is not a readable result file ({error}); delete it and run again") from error
     found = stored.get("format") if isinstance(stored, dict) else None
     if found != FORMAT:
-        raise BrokenResultError(
-            f"{path} has format {found}, and this kernelhead reads format {FORMAT}; delete it and run again"
-        )
+        raise BrokenResultError(f"{path} has format {found}, and {FORMAT} is read here; delete it and run again")
     kinds: dict[str, Any] = {each.name: each.type for each in dataclasses.fields(TrainResult)} | {"spec": dict}
     wrong = [name for name, kind in kinds.items() if not fits(stored.get(name), kind)]
     if wrong:

@@ -11,7 +11,7 @@ from torch import nn
 from kernelhead.finetune.backbones import Input, create_network, without_memory
 from kernelhead.finetune.checkpoint import BrokenCheckpointError, load_checkpoint, misfit, save_checkpoint
 from kernelhead.finetune.data import Named
-from kernelhead.finetune.settings import CONFIG_FILE, MODEL_FILE, RESULT_FILE, check
+from kernelhead.finetune.settings import CONFIG_FILE, MODEL_FILE, MOST, RESULT_FILE, check
 from kernelhead.finetune.spec import TrainSpec
 from kernelhead.heads import Head
 from kernelhead.surgery import changes, kernelize
@@ -104,16 +104,17 @@ def _checked(state: dict[str, Any]) -> tuple[TrainSpec, list[str], Input, dict[s
     """Return settings, classes, input and files of a state that could be those of a classifier."""
     spec, classes, given = TrainSpec.from_dict(state["spec"]), state["classes"], state["input"]
     check(spec)
-    if not (classes and isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
-        raise ValueError("its classes are no list of names")
     expected = Input(given["size"], tuple(given["mean"]), tuple(given["std"]))
-    if expected.size != spec.test_size:
-        raise ValueError(f"its input has the size {expected.size!r}, and its setting test_size is {spec.test_size}")
-    mean, std = torch.tensor([expected.mean, expected.std])  # three numbers each, or this raises
-    if not (mean.shape == (3,) and (mean.abs() < 1e3).all() and (std > 1e-3).all() and (std < 1e3).all()):
-        raise ValueError("mean and std of its input are no three colours of images")
-    files = state["files"].items()
-    named = {part: [(str(name), int(label), str(mark)) for name, label, mark in each] for part, each in files}
-    if not all(0 <= label < len(classes) for those in named.values() for _, label, _ in those):
-        raise ValueError("one of its files is of no class of its own")
-    return spec, classes, expected, named
+    mean, std = torch.tensor([expected.mean, expected.std])
+    each = state["files"].items()
+    files = {part: [(str(name), int(label), str(mark)) for name, label, mark in named] for part, named in each}
+    right = {
+        "classes": isinstance(classes, list) and classes and all(isinstance(name, str) for name in classes),
+        "input sizes": type(expected.size) is int and 0 < expected.size <= MOST["image_size"],
+        "input colours": len(mean) == 3 and mean.abs().max() < 1e3 and std.min() > 1e-3 and std.max() < 1e3,
+        "files": all(0 <= label < len(classes) for named in files.values() for _, label, _ in named),
+    }
+    for what, is_right in right.items():
+        if not is_right:
+            raise ValueError(f"its {what} are none of a classifier")
+    return spec, classes, expected, files

@@ -31,7 +31,7 @@ SIZES = ("image_size", "test_size", "batch_size", "accumulate")
 POSITIVE = ("epochs", "learning_rate", "head_rate", "layer_decay", "temperature", *SIZES)
 NOT_NEGATIVE = ("weight_decay", "warmup_epochs", "clip", "patience", "evaluate_every", "checkpoint_seconds", "workers")
 BELOW_ONE = ("momentum", "ema", "label_smoothing")
-MAX_SIDE, MAX_EPOCHS = 4096, 10**6
+MOST = {"image_size": 4096, "test_size": 4096, "epochs": 10**6}
 MAX_SETTINGS_BYTES = 2**20
 SMALL_IMAGE = 64  # pixels; larger images are cropped and scaled at random as on ImageNet
 MIN_BATCHES_PER_EPOCH = 3  # which a batch size that nobody chose leaves
@@ -97,10 +97,8 @@ def check(spec: TrainSpec) -> None:
             raise ValueError(f"unknown {name} {value!r}; choose one of {', '.join(CHOICES[name])}")
         if name in BELOW_ONE and not 0 <= value < 1:
             raise ValueError(f"{name} must be at least 0 and below 1, got {value}")
-        if name in ("image_size", "test_size") and (value or 0) > MAX_SIDE:
-            raise ValueError(f"{name} must be at most {MAX_SIDE}, got {value}")
-    if (spec.epochs or 0) > MAX_EPOCHS:
-        raise ValueError(f"epochs must be at most {MAX_EPOCHS:,}, got {spec.epochs}")
+        if name in MOST and (value or 0) > MOST[name]:
+            raise ValueError(f"{name} must be at most {MOST[name]:,}, got {value}")
     if spec.layer_decay > 1:
         raise ValueError(f"layer_decay must be at most 1, got {spec.layer_decay}")
     for name in ("mixup", "teacher"):
@@ -143,19 +141,16 @@ def make_spec(file: Path | None, given: dict[str, Any], *, needs_data: bool = Tr
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1, which takes 5e-4 for a text, with the numbers of YAML 1.2 and without aliases, which grow."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("it has an alias; write out what it stands for")
-        return super().compose_node(parent, index)
+    """YAML 1.1, which takes 5e-4 for a text, with the numbers of YAML 1.2."""
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), None)
 
 
 def load_yaml(text: str) -> Any:
-    """Read YAML, where 5e-4 is a number."""
+    """Read YAML, where 5e-4 is a number, and without aliases, which may stand for more than memory holds."""
+    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, _Loader)):
+        raise yaml.YAMLError("it has an alias; write out what it stands for")
     return yaml.load(text, _Loader)
 
 
@@ -183,10 +178,9 @@ def check_run_folder(out: Path, resume: bool) -> None:
 
 
 def _read(file: Path) -> dict[str, Any]:
+    plain_file(file, MAX_SETTINGS_BYTES)
     try:
-        settings = load_yaml(plain_file(file, MAX_SETTINGS_BYTES).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise
+        settings = load_yaml(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ValueError(f"{file} is not readable YAML ({' '.join(str(error).split())})") from error
     if not isinstance(settings, dict):

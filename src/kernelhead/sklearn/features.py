@@ -18,7 +18,6 @@ TEXT_KINDS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 KINDS = (*TEXT_KINDS, ".npz", ".npy", ".parquet")
 USUAL = {"features": ("x", "X", "features"), "label": ("y", "labels")}  # names of arrays, by option
 UNPACKED_BYTES, UNPACKED_RATIO = 2**24, 100  # that a file may unpack to: in all, or as a multiple of its size
-MAX_LABEL = 4096  # characters
 UNNAMED = re.compile(r"\s*|Unnamed: \d+(\.\d+)?|__index_level_\d+__")  # pandas writes an index without a name so
 MISSING = ["", "nan", "NaN", "na", "NA", "n/a", "N/A", "null", "NULL", "<NA>"]  # "None" may be a class
 
@@ -56,9 +55,8 @@ def load_features(
         # As a dictionary, a text that comes again and again is kept once.
         table = parquet.read_table(path, read_dictionary=texts).to_pandas(ignore_metadata=True)
         repeated = table.select_dtypes("category")
-        for name, column in repeated.items():
-            if max(map(len, map(str, column.cat.categories)), default=0) > MAX_LABEL:
-                raise ValueError(f"column {name!r} has texts of more than {MAX_LABEL} characters")
+        longest = max((len(str(text)) for name in repeated for text in table[name].cat.categories), default=0)
+        _check_size(path, len(repeated) * len(table) * longest)
         table = table.astype(dict.fromkeys(repeated, object))
     return _from_table(path, table, [], label)
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from kernelhead import metrics
+from kernelhead.files import replacing
 from kernelhead.finetune.results import load_result
 from kernelhead_lab.spec import LabSpec
 from kernelhead_lab.tables import synthetic
@@ -115,8 +116,8 @@ def write_png(path: Path, panels: Sequence[Panel], data: Draw) -> None:
         axes.set_aspect("equal")
         axes.axis("off")
     figure.suptitle(TITLE, fontsize=13, y=0.985)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    canvas.print_figure(path)
+    with replacing(path) as file:
+        canvas.print_figure(file, format="png")
 
 
 def sphere_figure(panels: Sequence[Panel], data: Draw) -> go.Figure:
