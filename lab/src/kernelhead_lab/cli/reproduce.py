@@ -16,8 +16,8 @@ from kernelhead_lab.cli._app import app
 from kernelhead_lab.cli.report import QUICK, RunsOption, write_report
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none of it
-    from kernelhead_lab.tables.runner import Progress
-    from kernelhead_lab.tables.runner import Settings as ImageSettings
+    from kernelhead_lab.tables.queue import Progress
+    from kernelhead_lab.tables.queue import Settings as ImageSettings
     from kernelhead_lab.tables.synthetic import Settings as SyntheticSettings
 
 EPOCHS = 200  # of image experiments, unless told
@@ -72,6 +72,14 @@ def reproduce(
     device: Annotated[
         str, typer.Option(help="auto, cpu, cuda, or one GPU such as cuda:1.", rich_help_panel=IMAGES)
     ] = "auto",
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS|auto",
+            help="Train on a Ray cluster, a group of runs per GPU, or per core where it has none.",
+            rich_help_panel=IMAGES,
+        ),
+    ] = None,
     draws: Annotated[
         int | None,
         typer.Option(
@@ -81,7 +89,8 @@ def reproduce(
 ) -> None:
     """Run what is missing of tables, then show them beside the paper's.
 
-    A stopped command goes on where it was. Several processes may share a folder of runs.
+    A stopped command goes on where it was. Several processes may share a folder of runs. With --ray, all machines of
+    the cluster need to share it.
     """
     from kernelhead_lab.tables import EXPERIMENTS, synthetic
 
@@ -96,16 +105,17 @@ def reproduce(
         names = ", ".join([synthetic.NAME, *EXPERIMENTS])
         raise ValueError(f"unknown table {unknown[0]!r}; choose one of {names}, or 'list' to see them")
     tables = list(dict.fromkeys(tables))
-    for alone in ("list", synthetic.NAME):
-        if len(tables) > 1 and alone in tables:
-            raise ValueError(f"{alone!r} goes with no other table, got {' '.join(tables)}; ask for it alone")
+    for single in ("list", synthetic.NAME):
+        if len(tables) > 1 and single in tables:
+            raise ValueError(f"{single!r} goes with no other table, got {' '.join(tables)}; ask for it alone")
     table, place = tables[0], runs / QUICK if quick else runs
+    alone = {"--only": only, "--at-once": at_once, "--weights": weights, "--ray": ray}
     if table == "list":
-        _refuse(table, {"--only": only, "--protocol": protocol, "--at-once": at_once, "--weights": weights})
+        _refuse(table, {"--protocol": protocol, **alone})
         _list_tables(place, settings, epochs or EPOCHS, seeds or 1)
         return
     if table == synthetic.NAME:
-        _refuse(table, {"--seeds": seeds, "--only": only, "--at-once": at_once, "--weights": weights})
+        _refuse(table, {"--seeds": seeds, **alone})
         with steps_bar() as progress:
             synthetic.run(place, PROTOCOLS if protocol in (None, "both") else (protocol,), settings, _told(progress))
         write_report(place, place / "report", (table,))
@@ -116,10 +126,10 @@ def reproduce(
     if weights is not None and not Path(weights).is_file():
         raise FileNotFoundError(f"there is no weights file {weights}; give a safetensors file")
 
-    from kernelhead_lab.tables import runner
+    from kernelhead_lab.tables.queue import Settings
 
     chosen = _device(device)
-    image_settings = runner.Settings(
+    image_settings = Settings(
         epochs=1 if quick else epochs or EPOCHS,
         seeds=seeds or 1,
         protocols=PROTOCOLS if protocol == "both" else (protocol or "paper",),
@@ -130,7 +140,7 @@ def reproduce(
         weights=weights,
         device=chosen,
     )
-    _run_images(tables, place, image_settings)
+    _run_images(tables, place, image_settings, ray, at_once)
 
 
 def _device(name: str) -> str:
@@ -169,11 +179,15 @@ def _refuse(table: str, options: dict[str, object]) -> None:
             raise ValueError(f"{owner} has no {name}; leave it out")
 
 
-def _run_images(tables: list[str], runs: Path, settings: "ImageSettings") -> None:
-    from kernelhead_lab.tables import EXPERIMENTS, runner
+def _run_images(tables: list[str], runs: Path, settings: "ImageSettings", ray: str | None, at_once: int | None) -> None:
+    from kernelhead_lab.tables import EXPERIMENTS, on_ray, runner
 
+    experiments = [EXPERIMENTS[table] for table in tables]
     with _run_bars() as progress:
-        runner.run([EXPERIMENTS[table] for table in tables], runs, settings, progress)
+        if ray is None:
+            runner.run(experiments, runs, settings, progress)
+        else:
+            on_ray.run(experiments, runs.resolve(), settings, progress, ray, at_once or AT_ONCE)
     write_report(runs, runs / "report", tuple(tables))
 
 
@@ -198,7 +212,7 @@ def _run_bars() -> Iterator[Callable[["Progress"], None]]:
 
 def _list_tables(runs: Path, settings: "SyntheticSettings", epochs: int, seeds: int) -> None:
     from kernelhead_lab.tables import EXPERIMENTS, synthetic
-    from kernelhead_lab.tables.runner import chosen_cells
+    from kernelhead_lab.tables.queue import chosen_cells
     from kernelhead_lab.tables.store import Store
 
     listing = RichTable(title=f"{settings.epochs} epochs for synthetic, {epochs} for the others", title_justify="left")

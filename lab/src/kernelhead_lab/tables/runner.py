@@ -4,9 +4,8 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -24,66 +23,17 @@ from kernelhead_lab.data.open import Opened, open_data
 from kernelhead_lab.engine.loop import Moment, predict, train
 from kernelhead_lab.networks import Classifier
 from kernelhead_lab.spec import LabSpec
-from kernelhead_lab.tables.claims import Claims
-from kernelhead_lab.tables.experiment import Cell, Experiment, Protocol, adapted
-from kernelhead_lab.tables.groups import PARTIAL, digest_of, kind_of, name_of, next_group, read_note
+from kernelhead_lab.tables.experiment import Experiment
+from kernelhead_lab.tables.groups import PARTIAL, digest_of, kind_of, name_of, read_note
 from kernelhead_lab.tables.labelling import FIRST, PERCENTS
-from kernelhead_lab.tables.outcome import file_of_weights, load_network, measure, save_network
+from kernelhead_lab.tables.outcome import load_network, measure, save_network
+from kernelhead_lab.tables.queue import Progress, Queue, Settings, description
 from kernelhead_lab.tables.quick import open_quick, quick_spec
-from kernelhead_lab.tables.store import Missing, Store, is_choice, weights_of
+from kernelhead_lab.tables.store import Missing, Store, is_choice
 
 WAIT_SECONDS = 2.0  # between two looks at what other processes have done
 NOTE_SECONDS = 60.0  # between two notes of how long a group has been trained
 HELD_OUT = 0.1  # of the training images: 5,000 of CIFAR's
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Settings that the user may choose."""
-
-    epochs: int
-    seeds: int = 1
-    protocols: tuple[str, ...] = ("paper",)
-    only: tuple[str, ...] = ()
-    at_once: int = 1
-    compiled: bool = False
-    quick: bool = False
-    weights: str | None = None
-    device: str = "cpu"
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Runs done of those in all, and what goes on now; `waits` while other processes do it."""
-
-    done: int
-    total: int
-    what: str
-    moment: Moment | None = None
-    waits: bool = False
-
-
-def chosen_cells(experiment: Experiment, only: Sequence[str]) -> list[Cell]:
-    """Return the cells that are named, one per network; all where nothing is named.
-
-    A name is that of a row, of a column, or of one word of a column. Names of one kind (two rows, the first words of
-    columns) add to each other, those of different kinds restrict each other.
-    """
-    names = [[cell.row, cell.column, *cell.column.split()] for cell in experiment.cells]
-    known = {name for own in names for name in own}
-    unknown = [word for word in only if word not in known]
-    if unknown:
-        listed = ", ".join(repr(name) if "," in name else name for name in sorted(known))
-        raise ValueError(f"{experiment.name} has no row or column {unknown[0]!r}; it has {listed}")
-    wanted = [set(only).intersection(kind) for kind in zip_longest(*names)]
-    cells = {
-        (cell.spec.data, cell.spec.key): cell
-        for cell, own in zip(experiment.cells, names, strict=True)
-        if all(name in words for name, words in zip(own, wanted, strict=False) if words)
-    }
-    if not cells:
-        raise ValueError(f"{experiment.name} has no cell that is all of {', '.join(map(repr, only))}; name fewer")
-    return list(cells.values())
 
 
 def run(
@@ -94,39 +44,18 @@ def run(
     Runs of all tables on as many images are put together: those of a small table alone would leave a GPU idle. Runs of
     other processes in the same folder are waited for.
     """
-    store = Store(root, settings.epochs)
-    wanted = [
-        (cell, adapted(experiment.protocols[name], settings.quick))
-        for experiment in experiments
-        for name in ([name for name in settings.protocols if name in experiment.protocols] or experiment.protocols)
-        for cell in chosen_cells(experiment, settings.only)
-    ]
-    seeds = range(settings.seeds)
-    _check_weights(store, wanted, settings)  # before data are opened, and again when others may have added some
-    source = _Source(settings)
-    kinds = list(dict.fromkeys(kind_of(cell.spec) for cell, _ in wanted))
-    for cell, _ in wanted:
+    queue, source, waited_for = Queue(experiments, root, settings), Source(settings), 0
+    for cell, _ in queue.wanted:
         source.open(cell.spec)  # what is not there should not be missed after hours
-    claims, waited_for = Claims(root), 0
     while True:
         with ExitStack() as held:
-            with claims.turn() as taken:  # what is missing is looked for after what is taken
-                _check_weights(store, wanted, settings)
-                missing: Missing = {}
-                for cell, protocol in wanted:
-                    missing |= store.missing(cell, protocol, seeds)
-                free = {path: spec for path, spec in missing.items() if name_of(path, root) not in taken}
-                group = next_group(free, root, kinds, settings.at_once)
-                held.enter_context(claims.hold([name_of(path, root) for path in group]))
+            missing, group = queue.take(held, settings.at_once)
             if not missing:
                 return
-            tell = partial(_with_counts, progress, *store.count(wanted, seeds))
+            tell = partial(_with_counts, progress, *queue.count())
             if group:
                 waited_for = 0
-                try:
-                    _train(group, store, source, settings, tell)
-                except BrokenCheckpointError as error:  # a network that these build on
-                    raise BrokenCheckpointError(f"{error}; delete it, and it is trained again") from error
+                train_group(group, queue.store, source, settings, tell)
                 continue
         if len(missing) != waited_for:
             waited_for = len(missing)
@@ -138,26 +67,11 @@ def _waiting(number: int) -> str:
     return f"waiting for {number} run{'s' * (number != 1)} of other processes"
 
 
-def _check_weights(store: Store, wanted: Sequence[tuple[Cell, Protocol]], settings: Settings) -> None:
-    """Refuse to go on where runs of one table began with other weights."""
-    given = None if settings.weights is None or settings.quick else file_of_weights(settings.weights)
-    for cell, protocol in wanted:
-        if not cell.spec.pretrained:
-            continue
-        for epochs in (protocol.epochs_to_choose(store.epochs), store.epochs):
-            for path in sorted(store.folder(cell.spec, protocol, epochs).glob("*.json")):
-                result = store.read(path)
-                found = given if result is None else weights_of(result)
-                if (found and found["sha256"]) != (given and given["sha256"]):
-                    began = "the library's weights" if found is None else f"{found['file']} ({found['sha256'][:12]})"
-                    raise ValueError(f"{path} began with {began}: go on with them, or give another folder with --runs")
-
-
 def _with_counts(progress: Callable[[Progress], None], done: int, total: int, now: Progress) -> None:
     progress(replace(now, done=done, total=total))
 
 
-class _Source:
+class Source:
     """The data sets in use; those that are not trained on together are not kept in memory together."""
 
     def __init__(self, settings: Settings) -> None:
@@ -186,15 +100,22 @@ def _open(spec: LabSpec, device: torch.device) -> Opened:
     return opened
 
 
-def _train(
-    group: Missing, store: Store, source: _Source, settings: Settings, progress: Callable[[Progress], None]
+def train_group(
+    group: Missing, store: Store, source: Source, settings: Settings, progress: Callable[[Progress], None]
 ) -> None:
     """Train a group and keep its results and networks."""
+    try:
+        _train(group, store, source, settings, progress)
+    except BrokenCheckpointError as error:  # a network that these build on
+        raise BrokenCheckpointError(f"{error}; delete it, and it is trained again") from error
+
+
+def _train(
+    group: Missing, store: Store, source: Source, settings: Settings, progress: Callable[[Progress], None]
+) -> None:
     paths, specs = list(group), list(group.values())
     choosing = is_choice(paths[0])
-    others = f" and {len(specs) - 1} more" if len(specs) > 1 else ""
-    data = " and ".join(dict.fromkeys(spec.data for spec in specs))
-    what = f"{data}: {'choosing' if choosing else 'training'} {specs[0].key}{others}"
+    what = description(group)
     progress(Progress(0, 0, what))
     opened = [source.open(spec) for spec in specs]
     images, test, extras = zip(*_shown(specs, choosing, source, store), strict=True)
@@ -283,7 +204,7 @@ def _teachers(specs: Sequence[LabSpec], store: Store, device: str) -> list[Class
 
 
 def _shown(
-    specs: Sequence[LabSpec], choosing: bool, source: _Source, store: Store
+    specs: Sequence[LabSpec], choosing: bool, source: Source, store: Store
 ) -> list[tuple[Images, Images, dict[str, Any]]]:
     """Return what each run is trained and tested on, and what its result tells of how images were selected.
 
