@@ -34,7 +34,7 @@ KEPT_SHARE = 16  # the mode "auto" keeps cosines that fit into a GPU's memory as
 MIN_BLOCK_COLUMNS = 128
 
 
-@torch.compiler.disable(reason="a compiler would unroll its blocks")  # type: ignore[untyped-decorator]
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # it would unroll the blocks
 def fused_nll(
     features: Tensor,
     weight: Tensor,
