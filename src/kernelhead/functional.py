@@ -113,7 +113,7 @@ def kernel_cross_entropy(
             scores, target, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
         )
     options = prototypes, ignore_index, label_smoothing, backend, mode
-    losses = cross_entropy.fused_nll(features, weight, alpha, target, *options, share, negatives)
+    losses: Tensor = cross_entropy.fused_nll(features, weight, alpha, target, *options, share, negatives)
     return _reduced(losses, target != ignore_index, reduction)
 
 
@@ -138,16 +138,15 @@ def _reduced(losses: Tensor, counted: Tensor, reduction: str) -> Tensor:
     return losses.sum() / counted.sum() if reduction == "mean" else losses.sum()
 
 
-def mixup_cross_entropy(logits: Tensor, target: Tensor, *, shares: Tensor | None = None) -> Tensor:
+def mixup_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """Cross-entropy of a batch whose samples are mixed in pairs after the embedding (mixup; Verma et al., ICML 2019).
 
         mean over i of  -s_i log p_i(y_i) - (1 - s_i) log p_i(y_j),   p_i the softmax of  s_i z_i + (1 - s_i) z_j
 
-    for logits z (N, C) and labels y (N,). Sample j is as far from the end of the batch as i is from its beginning, so
-    batches have to be in random order. Logits that are linear in an embedding mix as the embeddings do, and the logits
-    of a kernel head are linear in the RKHS, except with logsumexp. Labels of -100 do not count in the mean.
-
-    `shares` (N,) from 0 to 1 are s, drawn evenly unless given.
+    for logits z (N, C), labels y (N,) and s_i drawn evenly from 0 to 1. Sample j is as far from the end of the batch as
+    i is from its beginning, so batches have to be in random order. Logits that are linear in an embedding mix as the
+    embeddings do, and the logits of a kernel head are linear in the RKHS, except with logsumexp. Labels of -100 do not
+    count in the mean.
 
     Example:
         >>> mixup_cross_entropy(torch.randn(8, 10), torch.arange(8)).shape
@@ -159,16 +158,8 @@ def mixup_cross_entropy(logits: Tensor, target: Tensor, *, shares: Tensor | None
         )
     _check_labels(target, IGNORED, logits.shape[1])
     logits, target = logits.to(real_dtype(logits.dtype)), target.long()
-    if shares is None:
-        shares = torch.rand(logits.shape[0], dtype=logits.dtype, device=logits.device)
-    shares = torch.as_tensor(shares, dtype=logits.dtype, device=logits.device)
-    if shares.shape != target.shape:
-        raise ValueError(f"shares needs the shape {tuple(target.shape)}, one per sample; got {tuple(shares.shape)}")
-    if at_hand(shares) and not (shares.min() >= 0 and shares.max() <= 1):
-        raise ValueError(f"shares need to lie between 0 and 1; got {shares.min():g} to {shares.max():g}")
-    others = logits.flip(0)
-    masked = (logits == -torch.inf) | (others == -torch.inf)  # of which lerp makes NaN
-    mixed = torch.lerp(others, logits, shares[:, None]).masked_fill(masked, -torch.inf)
+    shares = torch.rand(logits.shape[0], dtype=logits.dtype, device=logits.device)
+    mixed = torch.lerp(logits.flip(0), logits, shares[:, None])
     own, other = (F.cross_entropy(mixed, labels, reduction="none") for labels in (target, target.flip(0)))
     counted = (target != IGNORED).to(shares.dtype)
     weight = shares * counted + (1 - shares) * counted.flip(0)

@@ -34,25 +34,26 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> float:
     heads = [module for module in model.modules() if isinstance(module, Head)]
     if not heads:
         raise ValueError(f"recalibrate needs a head of kernelhead; {type(model).__name__} has none")
-    seen: dict[_BatchNorm, list[tuple[int, Tensor, Tensor]]] = {
-        part: [] for head in heads for part in head.modules() if isinstance(part, _BatchNorm) and not part.affine
-    }
+    norms = [part for head in heads for part in head.modules() if isinstance(part, _BatchNorm) and not part.affine]
+    sums: dict[_BatchNorm, Tensor] = {}  # (3, D): of ones, values and squares
 
     def note(norm: Any, given: tuple[Tensor, ...]) -> None:
         values = given[0].double()
-        seen[norm].append((len(values), values.mean(0), values.var(0, correction=0)))
+        sums[norm] = sums.get(norm, 0) + torch.stack([values**power for power in range(3)]).sum(1)
 
-    training, labelled = {module: module.training for module in model.modules()}, not seen
+    training, labelled = {module: module.training for module in model.modules()}, not norms
     model.eval()
     try:
         with ExitStack() as hooks:
-            for norm in seen:
+            for norm in norms:
                 hooks.enter_context(norm.register_forward_pre_hook(note))
-            for _, labels in _run(model, batches) if seen else ():
+            for _, labels in _run(model, batches) if norms else ():
                 labelled |= labels is not None
-        for norm, parts in seen.items():
-            if parts:
-                _set_statistics(norm, parts)
+        for norm, (count, total, squares) in sums.items():
+            if count[0] < 2:
+                raise ValueError(f"recalibrate needs two samples or more; got {count[0]:.0f}")
+            norm.get_buffer("running_mean").copy_(total / count)
+            norm.get_buffer("running_var").copy_((squares - total.square() / count) / (count - 1))
         if not labelled:
             return 1.0
         pairs = [pair for pair in _run(model, batches) if pair[1] is not None]
@@ -84,14 +85,3 @@ def _run(model: nn.Module, batches: Iterable[Any]) -> Iterator[tuple[Tensor, Any
         yield output if isinstance(output, Tensor) else output[0], labels
     if batch is None:
         raise ValueError("recalibrate got no batches; give a list or a DataLoader, which can be gone through again")
-
-
-def _set_statistics(norm: Any, parts: list[tuple[int, Tensor, Tensor]]) -> None:
-    """Give a BatchNorm the mean and variance of all samples, from sizes, means and variances of batches."""
-    count = sum(size for size, _, _ in parts)
-    if count < 2:
-        raise ValueError(f"recalibrate needs two samples or more; got {count}")
-    mean = sum(size / count * mean for size, mean, _ in parts)
-    squares = sum(size * (variance + (own - mean).square()) for size, own, variance in parts)
-    norm.running_mean.copy_(mean)
-    norm.running_var.copy_(squares / (count - 1))

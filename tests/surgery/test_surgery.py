@@ -414,8 +414,8 @@ def test_networks_that_are_wrapped_or_done_are_refused():
         ({"num_classes": 0}, "num_classes to be a positive integer; got 0"),
         ({"landmark": 3}, "head 'landmarks' has no option 'landmark'"),
         ({"warm_start": True, "head": "kernel", "num_classes": 3}, "warm_start keeps the classes: .* has 5, not 3"),
-        ({"warm_start": True}, "linear, cosine, kernel, prototypes; got head='landmarks'"),
-        ({"warm_start": True, "head": "expansion"}, "warm_start needs a head with weights for each class"),
+        ({"warm_start": True}, "linear, cosine, kernel; got head='landmarks'"),
+        ({"warm_start": True, "head": "expansion"}, "warm_start needs a head with one weight per class"),
     ],
 )
 def test_wrong_options_are_refused_and_change_nothing(options, message):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from kernelhead import KernelHead, PrototypeHead, create_head, kernelize
+from kernelhead import KernelHead, create_head, kernelize
 from kernelhead.surgery import changes
 from kernelhead.surgery._warm import common_shift, start_from
 
@@ -62,8 +62,6 @@ OPTIONS = {
     "none": {"coefficients": "none"},
     "temperature": {"temperature": 0.05},
     "degree-1": {"degree": 1},
-    "logsumexp": {"head": "prototypes", "aggregate": "logsumexp"},
-    "sum": {"head": "prototypes", "prototypes": 3},
     "rbf": {"kernel": "rbf"},
     "polynomial": {"kernel": "polynomial", "degree": 10},
     "bias": {"bias": True},
@@ -117,17 +115,6 @@ def test_the_common_shift_is_the_shortest_that_makes_lengths_equal():
     shortest = np.linalg.pinv(centred) @ ((squares.mean() - squares) / 2)
     np.testing.assert_allclose(shift, shortest, rtol=5e-3, atol=1e-4)
     assert not common_shift(torch.ones(3, 4, dtype=torch.float64)).any()
-
-
-def test_prototypes_begin_apart():
-    torch.manual_seed(0)
-    head = PrototypeHead(10, 4, prototypes=3)
-    weight = torch.randn(4, 10)
-    start_from(head, weight, None)
-    groups = head.weight.detach().view(4, 3, 10)
-    apart = (groups[:, 0] - groups[:, 1]).norm(dim=1) / groups[:, 0].norm(dim=1)
-    assert (apart > 1e-3).all()
-    assert (apart < 0.1).all()
 
 
 def test_one_logit_is_not_ranked():

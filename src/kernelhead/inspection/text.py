@@ -1,27 +1,24 @@
-"""A kernel drawn in Braille dots."""
+"""A kernel drawn in characters."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-WIDTH, HEIGHT = 60, 12  # characters; each has 2 by 4 dots
-BLANK = 0x2800
-DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a Braille character, by row and column
+WIDTH, HEIGHT = 61, 16
 
 
 def draw(values: Sequence[float]) -> str:
     """Draw a curve over [-1, 1], given at equal steps, with the largest and smallest value beside it."""
     low, high = min(values), max(values)
-    steps = np.linspace(0, len(values) - 1, 2 * WIDTH)
-    heights = (high - np.interp(steps, range(len(values)), values)) / ((high - low) or 1.0)
-    rows = np.rint(heights * (4 * HEIGHT - 1)).astype(int).tolist()
-    cells = [[0] * WIDTH for _ in range(HEIGHT)]
-    for column, (before, row) in enumerate(zip([rows[0], *rows], rows, strict=False)):
-        for dot in range(min(row, before + 1), max(row, before - 1) + 1):  # no gap where the curve is steep
-            cells[dot // 4][column // 2] |= DOTS[dot % 4][column % 2]
+    heights = np.interp(np.linspace(0, len(values) - 1, WIDTH), range(len(values)), values)
+    rows = np.rint((high - heights) / ((high - low) or 1.0) * (HEIGHT - 1)).astype(int)
+    before = np.concatenate([rows[:1], rows[:-1]])
+    row = np.arange(HEIGHT)[:, None]
+    # No gap where the curve is steep: a column goes on where the one before ended.
+    marked = (row == rows) | ((np.minimum(before, rows) < row) & (row < np.maximum(before, rows)))
     labels = [f"{high:.4g}", *[""] * (HEIGHT - 2), f"{low:.4g}"]
     margin = max(len(label) for label in labels)
-    drawn = ["".join(chr(BLANK | cell) if cell else " " for cell in line) for line in cells]
+    drawn = ["".join("•" if dot else " " for dot in line) for line in marked]
     lines = [f"{label:>{margin}} │{line}".rstrip() for label, line in zip(labels, drawn, strict=True)]
-    axis = f"{'-1':<{WIDTH // 2}}{'0':<{WIDTH // 2 - 1}}1"
+    axis = f"{'-1':<{WIDTH // 2}}{'0':<{WIDTH // 2}}1"
     return "\n".join(["k(t)", *lines, f"{'':>{margin}} └{'─' * WIDTH}", f"{'':>{margin + 1}}{axis}"])

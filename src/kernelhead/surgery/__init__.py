@@ -77,9 +77,9 @@ def kernelize(
         head: one of `kernelhead.HEADS`. A head that pools takes the feature map or the tokens from before the network's
             global pooling. If there are none, it takes the network's features, unless `pool` is among its options.
             Where the network takes an `attention_mask`, tokens count for which it is not 0: padding changes nothing.
-        warm_start: start from the trained linear layer, for the heads linear, cosine, kernel and prototypes: the
-            network ranks the classes nearly as before. It does so exactly if the layer has no bias and no more classes
-            than features. The confidence is that of a new head.
+        warm_start: start from the trained linear layer, for the heads linear, cosine and kernel: the network ranks the
+            classes nearly as before. It does so exactly if the layer has no bias and no more classes than features. The
+            confidence is that of a new head.
         rectified: keep the ReLU before the features, which is removed otherwise. A warm start keeps it too: the trained
             weights expect it.
         class_token: whether tokens of classification at the beginning are among the positions of a head that pools.
@@ -97,7 +97,7 @@ def kernelize(
     """
     _check(model)
     if warm_start and head not in WARM:
-        raise ValueError(f"warm_start needs a head with weights for each class, {', '.join(WARM)}; got head={head!r}")
+        raise ValueError(f"warm_start needs a head with one weight per class, {', '.join(WARM)}; got head={head!r}")
     plan = find_plan(model, (layer,) if isinstance(layer, str) else tuple(layer or ()), inputs)
     before = plan.slots[0].num_classes
     classes = before if num_classes is None else num_classes

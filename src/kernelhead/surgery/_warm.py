@@ -13,9 +13,8 @@ from torch import Tensor
 
 from kernelhead.heads import Head
 
-WARM = ("linear", "cosine", "kernel", "prototypes")  # heads with weights of their own for each class
+WARM = ("linear", "cosine", "kernel")  # heads with one weight for each class
 CUT = 0.01  # of singular values. A longer v makes lengths more equal, but crowds the class weights.
-SPREAD = 0.01  # the first distance between prototypes of a class, relative to their length
 
 
 @torch.no_grad()
@@ -29,10 +28,8 @@ def start_from(head: Head, weight: Tensor, bias: Tensor | None) -> list[str]:
     if len(weight) == 1:
         raise ValueError(f"warm_start of head={head.name!r} needs two classes or more, which it ranks as the layer did")
     exact = weight.detach().double().cpu()
-    rows = (exact + common_shift(exact)).repeat_interleave(made.prototypes, 0)
-    lengths = rows.norm(dim=1, keepdim=True)
-    if made.prototypes > 1:
-        rows += SPREAD * lengths * rows.shape[1] ** -0.5 * torch.randn_like(rows)
+    rows = exact + common_shift(exact)
+    lengths = rows.norm(dim=1)
     made.weight.copy_(rows)
     notes = ["starts from the trained layer, whose ranking it keeps, not its confidence"]
     if bias is not None and bias.any():

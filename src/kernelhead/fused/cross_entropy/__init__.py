@@ -34,6 +34,7 @@ KEPT_SHARE = 16  # the mode "auto" keeps cosines that fit into a GPU's memory as
 MIN_BLOCK_COLUMNS = 128
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # it would unroll the blocks
 def fused_nll(
     features: Tensor,
     weight: Tensor,
@@ -53,7 +54,7 @@ def fused_nll(
     `ignored`, whose loss is zero. With a `share` the weight is that of this process's classes.
     """
     device, dtype = features.device.type, product_dtype(features, weight)
-    if device == "cpu" and not torch.compiler.is_compiling():  # blocks have lengths in float32
+    if device == "cpu":  # blocks have lengths in float32
         features, weight = (x if lengths(x).dtype == real_dtype(x.dtype) else moderate(x) for x in (features, weight))
     samples, columns, size, fused = features.shape[0], weight.shape[0], dtype.itemsize, backend == "triton"
     keep = mode == "speed"

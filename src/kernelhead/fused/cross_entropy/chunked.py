@@ -11,6 +11,7 @@ from torch import Tensor
 from kernelhead import kernels
 from kernelhead.fused.cross_entropy.blocks import Found, Precision, Settings, Sums
 from kernelhead.fused.kernel_mean import alpha_gradient, touches_end_points
+from kernelhead.fused.modes import at_hand
 from kernelhead.fused.precision import divided, lengths, real_dtype
 
 # exp(k - A) for |k| <= A can't overflow, and can't vanish while 2 A is below this: the logarithm of 1e-35.
@@ -53,7 +54,7 @@ class Observe:
         torch.where(inside, grouped.gather(1, index)[:, 0], self.own, out=self.own)
         if self.settings.smoothing:
             self.spread[:, block] = (torch.logsumexp(grouped, 2) if prototypes > 1 else k).sum(1)
-        bound = self.alpha.abs().sum().item() if t.device.type == "cpu" else RANGE  # elsewhere asking would wait
+        bound = self.alpha.abs().sum().item() if at_hand(self.alpha) else RANGE
         if 2 * bound < RANGE:
             self.masses[:, block] = k.sub_(bound).exp_().sum(1).log_().add_(bound)
         else:
