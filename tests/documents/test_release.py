@@ -1,5 +1,6 @@
 """What a release promises: types for a user's program, files that can be read, versions that agree."""
 
+import ast
 import doctest
 import importlib
 import os
@@ -109,3 +110,16 @@ def test_templates_of_issues_can_be_read(path):
     form = yaml.safe_load(path.read_text())
     assert {"name", "description", "body"} == set(form)
     assert all(part["attributes"]["label"] for part in form["body"])
+
+
+LINUX_ALONE = {"fcntl", "grp", "posix", "pwd", "resource", "syslog", "termios", "triton"}
+TRITON = {"triton.py", "triton_kernels.py"}  # imported when a kernel is launched, on CUDA
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "src").rglob("*.py")), ids=lambda path: path.name)
+def test_nothing_that_only_linux_has_is_imported_at_import_time(path):
+    tree = ast.parse(path.read_text())
+    named = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
+    named |= {node.module or "" for node in tree.body if isinstance(node, ast.ImportFrom)}
+    found = {name.partition(".")[0] for name in named} & LINUX_ALONE
+    assert not found or path.name in TRITON, f"{path} imports {', '.join(found)}"

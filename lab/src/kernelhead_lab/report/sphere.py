@@ -13,6 +13,7 @@ from plotly.subplots import make_subplots
 from kernelhead import metrics
 from kernelhead.files import replacing
 from kernelhead.finetune.results import load_result
+from kernelhead.page import CLEAR
 from kernelhead_lab.spec import LabSpec
 from kernelhead_lab.tables import synthetic
 from kernelhead_lab.tables.synthetic_data import Draw, bayes_posterior, draw
@@ -148,10 +149,11 @@ def sphere_figure(panels: Sequence[Panel], data: Draw) -> go.Figure:
         **hidden,
         camera={"eye": eye, "projection": {"type": "orthographic"}},
         aspectmode="manual",
-        aspectratio=dict.fromkeys("xyz", 1.38),
+        bgcolor=CLEAR["paper_bgcolor"],
+        aspectratio=dict.fromkeys("xyz", 1.2),
     )
     figure.update_annotations(font_size=12)
-    figure.update_layout(title=TITLE, showlegend=False, height=360, margin={"l": 0, "r": 0, "t": 80, "b": 0})
+    figure.update_layout(title=TITLE, showlegend=False, height=360, margin={"l": 0, "r": 0, "t": 80, "b": 0}, **CLEAR)
     return figure
 
 
