@@ -29,7 +29,8 @@ def main(images: str, out: str, backbone: str = "torchvision/resnet18", trials: 
         own: dict[str, Any] = {name: trial.suggest_float(name, *ends, log=True) for name, ends in LOGARITHMIC.items()}
         own["augment"] = trial.suggest_categorical("augment", ["auto", "randaugment", "none"])
         options = {"landmarks": trial.suggest_categorical("landmarks", [128, 512, 2048])}
-        spec = TrainSpec(images, backbone, "landmarks", options, val=0.2, epochs=int(epochs), report=False, **own)
+        own |= {"epochs": int(epochs), "val": 0.2, "report": False, "checkpoint_seconds": 10.0}
+        spec = TrainSpec(images, backbone, "landmarks", options, **own)
 
         def report(now: dict[str, Any]) -> None:
             trial.report(now["val_accuracy"], now["epoch"])

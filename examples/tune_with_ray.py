@@ -31,7 +31,8 @@ SPACE = {
 def trial(settings: dict[str, Any], images: str, out: Path, backbone: str, epochs: int) -> None:
     own = {name: value for name, value in settings.items() if name != "landmarks"}
     options = {"landmarks": settings["landmarks"]}
-    spec = TrainSpec(images, backbone, "landmarks", options, val=0.2, epochs=epochs, report=False, **own)
+    own |= {"epochs": epochs, "val": 0.2, "report": False, "checkpoint_seconds": 10.0}
+    spec = TrainSpec(images, backbone, "landmarks", options, **own)
     train(spec, report=tune.report, checkpoint=out / tune.get_context().get_trial_id())
 
 
