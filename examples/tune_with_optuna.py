@@ -55,9 +55,9 @@ def main(images: str, out: str, backbone: str = "torchvision/resnet18", trials: 
     table.to_csv(folder / "trials.csv", index=False)
     print(table.to_string(index=False))
     figure = Figure(figsize=(12, 3.4), layout="constrained")
-    for panel, name in zip(figure.subplots(1, 3, sharey=True), LOGARITHMIC, strict=True):
+    for panel, (name, ends) in zip(figure.subplots(1, 3, sharey=True), LOGARITHMIC.items(), strict=True):
         panel.scatter(table[f"params_{name}"], table["value"])
-        panel.set(xscale="log", xlabel=name)
+        panel.set(xscale="log", xlim=ends, xlabel=name)
     figure.supylabel("accuracy on held-out images, %")
     figure.savefig(folder / "trials.png")
 

@@ -133,12 +133,12 @@ def resample(images: Tensor, about: Tensor, size: int) -> Tensor:
     for index, (place, image) in enumerate(zip(made, images, strict=True)):
         lines = image.transpose(0, 1)  # (H, 3, W), and then (W, 3, size)
         for axis in axes:
-            own = [each[index : index + 1] for each in axis]
-            lines = lines[: int(own[2])]
-            reach = max(1.0, float(own[1]) / size)
-            first = (_centres(own[0], own[1], own[3], size) - reach).floor()
+            start, length, count, turned = (each[index : index + 1] for each in axis)
+            lines = lines[: int(count)]
+            reach = max(1.0, float(length) / size)
+            first = (_centres(start, length, turned, size) - reach).floor()
             which = first[..., None] + torch.arange(math.ceil(2 * reach) + 1)
-            weights = _weights(*own, size, which)[0]
+            weights = _weights(start, length, count, turned, size, which)[0]
             table, bags = lines.float().flatten(1), which[0].long().clamp(0, len(lines) - 1)
             summed = F.embedding_bag(bags, table, per_sample_weights=weights, mode="sum")
             lines = summed.view(size, 3, -1).permute(2, 1, 0)
