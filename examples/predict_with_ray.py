@@ -28,7 +28,7 @@ class Classifier:
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
         paths = [Path(path) for path in batch["item"]]
         found = predictions(self.saved, classify_files(self.saved, paths, self.device, workers=0))
-        rows = [row for _, _, own in found for row in own]
+        rows = [row for _, own in found for row in own]
         return {name: list(values) for name, values in zip(COLUMNS, zip(*rows, strict=True), strict=True)}
 
 

@@ -29,7 +29,8 @@ def main(images: str, out: str, backbone: str = "torchvision/resnet18", trials: 
         own: dict[str, Any] = {name: trial.suggest_float(name, *ends, log=True) for name, ends in LOGARITHMIC.items()}
         own["augment"] = trial.suggest_categorical("augment", ["auto", "randaugment", "none"])
         options = {"landmarks": trial.suggest_categorical("landmarks", [128, 512, 2048])}
-        spec = TrainSpec(images, backbone, "landmarks", options, val=0.2, epochs=int(epochs), report=False, **own)
+        own |= {"epochs": int(epochs), "val": 0.2, "report": False, "checkpoint_seconds": 10.0}
+        spec = TrainSpec(images, backbone, "landmarks", options, **own)
 
         def report(now: dict[str, Any]) -> None:
             trial.report(now["val_accuracy"], now["epoch"])
@@ -54,9 +55,9 @@ def main(images: str, out: str, backbone: str = "torchvision/resnet18", trials: 
     table.to_csv(folder / "trials.csv", index=False)
     print(table.to_string(index=False))
     figure = Figure(figsize=(12, 3.4), layout="constrained")
-    for panel, name in zip(figure.subplots(1, 3, sharey=True), LOGARITHMIC, strict=True):
+    for panel, (name, ends) in zip(figure.subplots(1, 3, sharey=True), LOGARITHMIC.items(), strict=True):
         panel.scatter(table[f"params_{name}"], table["value"])
-        panel.set(xscale="log", xlabel=name)
+        panel.set(xscale="log", xlim=ends, xlabel=name)
     figure.supylabel("accuracy on held-out images, %")
     figure.savefig(folder / "trials.png")
 

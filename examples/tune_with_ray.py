@@ -19,10 +19,9 @@ from ray import tune
 
 from kernelhead.finetune import TrainSpec, train
 
+LOGARITHMIC = {"learning_rate": (1e-3, 0.3), "head_rate": (0.1, 10), "weight_decay": (1e-5, 1e-3)}
 SPACE = {
-    "learning_rate": tune.loguniform(1e-3, 0.3),
-    "head_rate": tune.loguniform(0.1, 10),
-    "weight_decay": tune.loguniform(1e-5, 1e-3),
+    **{name: tune.loguniform(*ends) for name, ends in LOGARITHMIC.items()},
     "landmarks": tune.choice([128, 512, 2048]),
     "augment": tune.choice(["auto", "randaugment", "none"]),
 }
@@ -31,7 +30,8 @@ SPACE = {
 def trial(settings: dict[str, Any], images: str, out: Path, backbone: str, epochs: int) -> None:
     own = {name: value for name, value in settings.items() if name != "landmarks"}
     options = {"landmarks": settings["landmarks"]}
-    spec = TrainSpec(images, backbone, "landmarks", options, val=0.2, epochs=epochs, report=False, **own)
+    own |= {"epochs": epochs, "val": 0.2, "report": False, "checkpoint_seconds": 10.0}
+    spec = TrainSpec(images, backbone, "landmarks", options, **own)
     train(spec, report=tune.report, checkpoint=out / tune.get_context().get_trial_id())
 
 
@@ -58,9 +58,9 @@ def main(images: str, out: str, backbone: str = "torchvision/resnet18", trials: 
     table.to_csv(folder / "trials.csv", index=False)
     print(table.to_string(index=False))
     figure = Figure(figsize=(12, 3.4), layout="constrained")
-    for panel, name in zip(figure.subplots(1, 3, sharey=True), list(SPACE)[:3], strict=True):
+    for panel, (name, ends) in zip(figure.subplots(1, 3, sharey=True), LOGARITHMIC.items(), strict=True):
         panel.scatter(table[f"config/{name}"], table["val_accuracy"], c=table["epoch"])
-        panel.set(xscale="log", xlabel=name)
+        panel.set(xscale="log", xlim=ends, xlabel=name)
     figure.supylabel("accuracy on held-out images, %")
     figure.savefig(folder / "trials.png")
 

@@ -1,12 +1,15 @@
 """Examples that search settings, or predict, over processes: run as they are on a small folder of images."""
 
 import csv
+import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow.parquet
@@ -17,7 +20,7 @@ from kernelhead.finetune import TrainSpec, train
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 PATIENCE = 600
-TRIALS, EPOCHS = 3, 4
+TRIALS, EPOCHS = 4, 30  # seconds each: time enough to interrupt some
 
 pytestmark = pytest.mark.slow
 
@@ -43,19 +46,24 @@ def finish(work, name, *arguments):
     return text
 
 
-def interrupt_after_the_first(started, folder):
-    """Interrupt a search when a trial has ended and another has begun."""
-    deadline = time.monotonic() + PATIENCE
-    while started.poll() is None and time.monotonic() < deadline:
-        if list(folder.glob("*/result.json")) and len(list(folder.glob("*/metrics.jsonl"))) > 1:
-            started.send_signal(signal.SIGINT)
-            break
+def interrupt_after_the_first(started, ended):
+    """Interrupt a search when it has noted the end of a trial; return the trial's folder."""
+    deadline, first = time.monotonic() + PATIENCE, None
+    while started.poll() is None and first is None and time.monotonic() < deadline:
         time.sleep(0.05)
+        first = ended()
+    assert first is not None
+    started.send_signal(signal.SIGINT)
     try:
         started.wait(PATIENCE)
     finally:
         started.kill()
-    return {path: path.stat().st_mtime_ns for path in folder.glob("*/result.json")}
+    return first
+
+
+def seconds(folder):
+    """The time of each epoch: another one if it is trained again."""
+    return [json.loads(line)["seconds"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def check(folder, value, trials=TRIALS):
@@ -80,31 +88,48 @@ def work(colours, tmp_path):
 
 def test_a_search_by_optuna_goes_on_where_it_was_interrupted(work):
     arguments = ("images", "out", "tiny_networks:tiny", TRIALS, EPOCHS)
-    started = start(work, "tune_with_optuna.py", *arguments)
-    done = interrupt_after_the_first(started, work / "out")
-    assert done
+
+    def ended():
+        try:
+            with closing(sqlite3.connect(work / "out" / "study.db")) as study:
+                count = study.execute("select count(*) from trials where state = 'COMPLETE'").fetchone()[0]
+        except sqlite3.OperationalError:  # it is not there yet
+            return None
+        results = sorted((work / "out").glob("*/result.json"), key=lambda path: path.stat().st_mtime_ns)
+        return results[0].parent if count else None
+
+    first = interrupt_after_the_first(start(work, "tune_with_optuna.py", *arguments), ended)
+    before = seconds(first)
+    assert len(list((work / "out").glob("*/config.yaml"))) < TRIALS
     said = finish(work, "tune_with_optuna.py", *arguments)
-    rows = check(work / "out", "value")
-    assert [row["state"] for row in rows].count("COMPLETE") + [row["state"] for row in rows].count("PRUNED") == TRIALS
+    states = [row["state"] for row in check(work / "out", "value")]
+    assert states.count("COMPLETE") + states.count("PRUNED") == TRIALS
+    assert "RUNNING" not in states
     assert "params_head_rate" in said
-    for path, changed in done.items():  # what was finished was not trained again
-        assert path.stat().st_mtime_ns == changed
-    assert "RUNNING" not in {row["state"] for row in rows}
+    assert seconds(first) == before
+    assert len(before) == EPOCHS
 
 
 def test_a_search_by_ray_goes_on_where_it_was_interrupted(work):
     arguments = ("images", "out", "tiny_networks:tiny", TRIALS, EPOCHS)
-    started = start(work, "tune_with_ray.py", *arguments)
-    done = interrupt_after_the_first(started, work / "out")
-    assert done
+
+    def ended():
+        for path in (work / "out" / "search").glob("trial_*/result.json"):
+            lines = path.read_text().splitlines()
+            if len(lines) == EPOCHS and lines[-1].endswith("}"):
+                return work / "out" / json.loads(lines[-1])["trial_id"]
+        return None
+
+    first = interrupt_after_the_first(start(work, "tune_with_ray.py", *arguments), ended)
+    before = seconds(first)
     said = finish(work, "tune_with_ray.py", *arguments)
     rows = check(work / "out", "val_accuracy")
     assert len(rows) == TRIALS
     assert len({row["trial_id"] for row in rows}) == TRIALS
-    assert {path.parent.name for path in done} <= {row["trial_id"] for row in rows}
+    assert first.name in {row["trial_id"] for row in rows}
     assert "config/learning_rate" in said
-    for path, changed in done.items():
-        assert path.stat().st_mtime_ns == changed
+    assert seconds(first) == before
+    assert len(before) == EPOCHS
 
 
 def test_ray_predicts_what_the_command_line_predicts(work):

@@ -11,7 +11,7 @@ from kernelhead.finetune.settings import check, make_spec, resolved, run_name, t
 from kernelhead.finetune.spec import TrainSpec
 
 PRETRAINED = {"epochs": 30, "batch_size": 64, "weight_decay": 1e-4, "pretrained": True}
-FROM_SCRATCH = {"epochs": 200, "batch_size": 128, "weight_decay": 5e-4, "learning_rate": 0.1, "head_rate": 0.1}
+FROM_SCRATCH = {"epochs": 200, "batch_size": 128, "weight_decay": 5e-4, "learning_rate": 0.1, "head_rate": 1.0}
 
 
 @pytest.fixture
@@ -54,7 +54,10 @@ def refused(written, text):
         ({"image_size": 65}, {"augment": "imagenet"}),
         ({"augment": "none"}, {"augment": "none"}),
         ({"backbone": "my.module:net"}, {**FROM_SCRATCH, "pretrained": False}),
-        ({"pretrained": False, "head": "linear"}, {**FROM_SCRATCH, "head_rate": 1.0}),
+        ({"pretrained": False, "epochs": 30}, {**FROM_SCRATCH, "epochs": 30, "head_rate": 0.1}),
+        ({"pretrained": False, "epochs": 31}, {**FROM_SCRATCH, "epochs": 31}),
+        ({"pretrained": False, "epochs": 15, "head": "linear"}, {**FROM_SCRATCH, "epochs": 15}),
+        ({"pretrained": False, "epochs": 15, "head_rate": 1.0}, {**FROM_SCRATCH, "epochs": 15}),
     ],
 )
 def test_defaults_depend_on_start_and_head(given, expected):

@@ -88,7 +88,7 @@ def predict(
     with steps_bar("nothing was changed") as progress:
         seen = prediction.classify_files(saved, expand(images), place, total=total, progress=progress)
         found = list(prediction.predictions(saved, seen, top))
-    rows = [dict(zip(prediction.COLUMNS, row, strict=True)) for _, wrong, own in found if not wrong for row in own]
+    rows = [dict(zip(prediction.COLUMNS, row, strict=True)) for wrong, own in found if not wrong for row in own]
     if output == "json":
         print(json.dumps(rows, indent=1))
     elif output == "csv":
@@ -101,7 +101,7 @@ def predict(
             image, named = (Text(printable(str(each[name]))) for name in ("image", "class"))
             table.add_row(image, named, f"{each['probability']:.4f}")
         console.print(table)
-    exit_if([wrong for _, wrong, _ in found if wrong])
+    exit_if([wrong for wrong, _ in found if wrong])
 
 
 @app.command()

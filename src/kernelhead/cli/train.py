@@ -55,7 +55,11 @@ SETTINGS: dict[str, tuple[str, str, str | None]] = {
     "accumulate": (TRAINING, "Pieces of a batch that pass one after the other, for less memory.", None),
     "optimizer": (TRAINING, "sgd or adamw.", None),
     "learning_rate": (TRAINING, "Learning rate after the warm-up.", "0.01 or 0.003 with trained weights, else 0.1"),
-    "head_rate": (TRAINING, "The head's learning rate as a multiple of the network's.", "10, 1 or 0.1, by head"),
+    "head_rate": (
+        TRAINING,
+        "The head's learning rate as a multiple of the network's.",
+        "10, 1 or 0.1, by head and epochs",
+    ),
     "weight_decay": (TRAINING, "Weight decay.", "1e-4 with trained weights, else 5e-4"),
     "momentum": (TRAINING, "Momentum of SGD.", None),
     "layer_decay": (TRAINING, "Factor on the learning rate from each layer to the one below.", None),

