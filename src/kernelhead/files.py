@@ -65,21 +65,16 @@ def remove_leftovers(folder: Path, name: str = "*") -> None:
         with suppress(OSError, AttributeError):  # on Windows, a file that is written cannot be removed
             number, host = TEMPORARY.fullmatch(each.name).groups()  # type: ignore[union-attr]
             untouched = time.time() - each.stat().st_mtime > UNTOUCHED_SECONDS
-            if untouched or (host == platform.node() and not _is_another(int(number))):
+            if untouched or (host == platform.node() and not _runs_elsewhere(int(number))):
                 shutil.rmtree(each) if each.is_dir() else each.unlink()
 
 
-def _is_another(number: int) -> bool:
+def _runs_elsewhere(number: int) -> bool:
     """Return whether a process of this number runs and is not this one, whose number a dead one may have had."""
     try:
-        if number != os.getpid() and os.name != "nt":  # there, signal 0 would end it
-            os.kill(number, 0)
-            return True
-    except PermissionError:
-        return True
-    except OSError:
-        pass
-    return False
+        return number != os.getpid() and os.name != "nt" and os.kill(number, 0) is None  # there, 0 would end it
+    except OSError as error:
+        return isinstance(error, PermissionError)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ file may be left.
 
 import contextlib
 import csv
+import faulthandler
 import io
 import json
 import os
@@ -128,6 +129,7 @@ class Harness:
         if child:
             return child
         code = 1
+        faulthandler.enable((out.parent / f"{out.name}.fault").open("w"))  # what aborts says where
         try:
             with contextlib.redirect_stderr(io.StringIO()) as said:
                 act()
@@ -141,8 +143,9 @@ class Harness:
         """Wait for a child that is to end well."""
         _, status = os.waitpid(child, 0)
         if status:
-            said = out.parent / f"{out.name}.said"
-            raise AssertionError(f"it failed: {said.read_text() if said.exists() else status}")
+            said = [out.parent / f"{out.name}.{name}" for name in ("said", "fault")]
+            told = " ".join(each.read_text() for each in said if each.exists())
+            raise AssertionError(f"it failed with {status}: {told[:1000]}")
 
     def trial(self, kind: str, out: Path, expected: Any, seconds: float, random: Random) -> tuple[int, list[str]]:
         """Kill a command, let it end, and return the kills and all that is wrong."""
@@ -219,7 +222,7 @@ def results(out: Path) -> dict[str, Any]:
 
 def main(kinds: list[str], wanted: int, seed: int = 0) -> dict[str, Any]:
     """Go through trials of each kind until it was killed so often."""
-    torch.set_num_threads(1)
+    assert torch.get_num_threads() == 1, "set OMP_NUM_THREADS=1: a pool of threads does not survive a fork"
     for name in PRELOADED:
         import_module(name)
     found: dict[str, Any] = {}

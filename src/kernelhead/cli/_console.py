@@ -50,17 +50,16 @@ def sentence_of(error: Exception) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, MemoryError) or "out of memory" in text or "allocate memory" in text:
         size = re.search(r"allocate (\d+) bytes|allocate ([\d.]+ \w?i?B)", text)
-        tensor = "" if size is None else f" for a tensor of {size[2] or f'{int(size[1]) / 1e9:,.1f} GB'}"
         owners = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
-        modules = [type(each).__name__ for each in owners if hasattr(each, "named_parameters")]
-        tensor += f" in {modules[-1]}" if modules and tensor else ""
+        modules = [f" in {type(each).__name__}" for each in owners if hasattr(each, "named_parameters")]
+        tensor = f" for a tensor of {size[2] or f'{int(size[1]) / 1e9:,.1f} GB'}" if size else ""
+        tensor += modules[-1] if modules else ""
         text = f"there is no memory left{tensor}; lower the batch size, the image size or the head's points"
         text = f"{error}; give smaller data" if "array with shape" in str(error) else text  # NumPy says which
     elif isinstance(error, OSError) and error.strerror:
         text = f"{error.filename or 'the output'} cannot be used: {error.strerror}"
     elif isinstance(error, LookupError | AssertionError) or not text:
-        name = type(error).__name__
-        text = f"unexpected {name} {text}; please report it, with what --debug shows".replace(" ;", ";")
+        text = f"{f'unexpected {type(error).__name__} {text}'.strip()}; please report it, with what --debug shows"
     text = printable(text)
     if len(text) > LONGEST_ERROR:
         half = LONGEST_ERROR // 2 - 2
