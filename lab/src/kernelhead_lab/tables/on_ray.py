@@ -82,8 +82,10 @@ def _connect(address: str) -> Any:
     try:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
+        why = str(error).partition("\n")[0].rstrip(".")
         raise ConnectionError(
-            f"there is no Ray cluster at {address!r}; begin one with 'ray start --head', or give another --ray"
+            f"no Ray cluster at {address!r} lets this process in ({why}); begin one with 'ray start --head', or give "
+            "another --ray"
         ) from error
     return ray
 
