@@ -102,10 +102,7 @@ class LandmarkSystem:
         return float((gradient * w).sum(dtype=torch.float64))
 
     def gram(self, curvature: Tensor, most: int | None = None) -> Tensor:
-        """Phi^T V Phi (M + 1, M + 1), with the second derivatives V of the loss of each sample (N,).
-
-        `most` is how many samples are enough for an estimate.
-        """
+        """Phi^T V Phi (M + 1, M + 1), of second derivatives V of the loss (N,), estimated from `most` samples."""
         if self.sample is not None:
             system, index = self.sample
             return system.gram(curvature[index] * (len(curvature) / len(index)))

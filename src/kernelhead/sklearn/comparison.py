@@ -79,13 +79,10 @@ class Comparison:
     def gap(self, ours: Result) -> Difference | None:
         """Return the difference in accuracy, in points, from the best baseline."""
         theirs = self.baseline
-        if theirs is None or ours is theirs:
-            return None
-        return difference(ours.accuracy, theirs.accuracy, grain=100 * self.folds / self.samples)
+        return None if theirs is None or ours is theirs else self._difference(ours, theirs)
 
-    def _ties(self, one: Result, other: Result) -> bool:
-        gap = difference(one.accuracy, other.accuracy, grain=100 * self.folds / self.samples)
-        return gap.low <= 0 <= gap.high
+    def _difference(self, ours: Result, theirs: Result) -> Difference:
+        return difference(ours.accuracy, theirs.accuracy, grain=100 * self.folds / self.samples)
 
     def verdict(self) -> str:
         """Say in one sentence whether the first head helps: the best of them would be the best by luck, too."""
@@ -99,7 +96,8 @@ class Comparison:
         elif gap.high < 0:
             text = f"The kernel head does not help: {head.label} loses {size} to {best.label}"
         else:
-            tied = [each.label for each in self.results if each is not head and self._ties(head, each)]
+            gaps = {each.label: self._difference(head, each) for each in self.results if each is not head}
+            tied = [label for label, each in gaps.items() if each.low <= 0 <= each.high]
             place = f"is at {gap.mean:+.2f} points to the best baseline, and ties with {', '.join(tied)}"
             text = f"No difference in accuracy that {self.folds} folds can show: {head.label} {place}"
         text += f" (95 % interval {gap.low:+.2f} to {gap.high:+.2f})"

@@ -131,13 +131,14 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             return self._descend(self._samples(features[rows], target, weight), kernel, random)
         points = self._points(features, rows)
         indices, weights = (torch.from_numpy(each).to(points.device) for each in (target, weight))
-        found = solve(points, indices, weights, len(self.classes_), kernel, self.landmarks, random, self._say)
-        self.ridge_, self.loss_ = found.ridge, kernel.loss if found.loss is None else found.loss
+        given = (points, indices, weights, len(self.classes_), kernel, self.landmarks, random, self._say)
+        chosen, mixing, bias, self.ridge_, loss = solve(*given)
+        self.loss_ = kernel.loss if loss is None else loss
         points.dtype = torch.float64
         known = points.at(np.sort(random.permutation(len(points))[:MAX_STATISTICS_SAMPLES]))
-        dense = [torch.from_numpy(each.toarray()) if points.sparse else each for each in (found.points, known)]
+        dense = [torch.from_numpy(each.toarray()) if points.sparse else each for each in (chosen, known)]
         unit, sample = (each.to(points.device, torch.float64) for each in dense)
-        self.head_ = solved_head(F.normalize(unit), kernel.alpha, found.coefficients, found.bias, sample)
+        self.head_ = solved_head(F.normalize(unit), kernel.alpha, mixing, bias, sample)
         return self
 
     def _descend(self, samples: Samples, kernel: LearnedKernel, random: np.random.RandomState) -> Self:
@@ -189,11 +190,8 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         kernel, trainer = None, getattr(self, "_trainer", None)
         totals = np.bincount(target, weight, minlength=len(self.classes_))
         if self._alone is not None:
-            kernel, trainer, self._seen = (
-                self._start(features, np.arange(len(target)), target, weight, random),
-                None,
-                totals,
-            )
+            kernel, trainer = self._start(features, np.arange(len(target)), target, weight, random), None
+            self._seen = totals
             # One class tells neither the scaling nor the kernel: that waits for a second.
             single = np.count_nonzero(totals) < 2
             self._alone = [each[-KERNEL_SAMPLES:].copy() for each in given] if single else None
@@ -203,9 +201,8 @@ class KernelHeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         if kernel is None:
             trainer.follow_shares(self._seen, self._seen + totals)
             self._seen = self._seen + totals
-        self.loss_curve_.append(
-            trainer.epoch(samples, lambda share: 0.5, max(1, min(PARTIAL_STEPS, len(samples) // 16)))
-        )
+        steps = max(1, min(PARTIAL_STEPS, len(samples) // 16))
+        self.loss_curve_.append(trainer.epoch(samples, lambda share: 0.5, steps))
         self.head_, self._trainer = copy.deepcopy(trainer.head).double(), trainer
         self._tell(len(self.loss_curve_), self.loss_curve_[-1])
         return self

@@ -127,22 +127,15 @@ def _curvature(p: Tensor, labels: Tensor) -> Tensor:
     return torch.maximum(typical, 0.25 * (1 - (p * labels).sum(1))).clamp(min=1e-4)
 
 
-@dataclass(frozen=True)
-class Solution:
-    """Logits sum_j c_j k(z_j, x) + b, and how they were chosen."""
-
-    points: Any  # z (M, D), a tensor or a sparse matrix
-    coefficients: Tensor  # c (M, C)
-    bias: Tensor  # b (C,)
-    ridge: float  # of the log-loss, or of least squares where these alone were chosen
-    loss: float | None  # log-loss of samples held out; None where there were none to hold out
-
-
 def solve(
     points: Points, target: Tensor, weight: Tensor, num_classes: int, kernel: LearnedKernel, landmarks: int | None,
     random: np.random.RandomState, say: Say,
-) -> Solution:  # fmt: skip
-    """Fit logits to samples. `landmarks` None takes all samples as points where they are not too many."""
+) -> tuple[Any, Tensor, Tensor, float, float | None]:  # fmt: skip
+    """Return points z (M, D), a tensor or a sparse matrix, c (M, C) and b (C,) of logits sum_j c_j k(z_j, x) + b.
+
+    Also return the ridge of the log-loss, or of least squares alone, and the log-loss of samples held out, if there are
+    any. `landmarks` None takes all samples as points where they are not too many.
+    """
     n, order = len(points), random.permutation(len(points))
     count = landmarks or count_points(points, num_classes)
     dtype = torch.float64 if min(n, count) * n <= EXACT_VALUES else torch.float32
@@ -162,9 +155,9 @@ def solve(
         assert isinstance(system, LandmarkSystem)
         system = LandmarkSystem(points, system.landmarks, kernel.alpha, dtype, (system, index))
         labels, shares, steps = _one_hot(target, num_classes, dtype), weight.to(dtype), BLOCK_STEPS
-    total = torch.zeros_like(chosen[0].fit.coefficients)
+    total: Any = 0
     for one in chosen:
-        fit = one.fit
+        fit = replace(one.fits[0], gram=None)
         if len(sample) < n:
             fit = Fit(fit.coefficients, system.scores(fit.coefficients))
         left = fit.improve(system, labels, shares, one.ridge, one.softmax, steps, TOLERANCE, say)
@@ -173,68 +166,59 @@ def solve(
             warnings.warn(f"{reason}; scale the features, or leave out what is huge", ConvergenceWarning, stacklevel=4)
         total = total + one.share * fit.coefficients
     c, b = system.expansion(total)
-    return Solution(system.landmarks, c, b, chosen[-1].ridge, loss)
-
-
-@dataclass
-class _Chosen:
-    """A fit with its ridge, and its share of the logits."""
-
-    softmax: bool
-    ridge: float
-    fit: Fit
-    share: float
+    return system.landmarks, c, b, chosen[-1].ridge, loss
 
 
 @dataclass
 class _Trial:
-    """Fits of all folds with one ridge, and the logits of their held-out samples at the best temperature."""
+    """Fits of all folds with one ridge, and what they say of the samples held out, at the best temperature."""
 
-    factor: float
+    softmax: bool
+    ridge: float
     fits: list[Fit]
     temperature: float
-    logits: Tensor
-    loss: float
+    logits: Any
+    loss: Any
+    share: float = 1.0  # of the scores of the final fit, in the logits
 
 
 def _choose(
     system: System, labels: Tensor, weight: Tensor, kernel: LearnedKernel, held: list[Tensor], say: Say
-) -> tuple[list[_Chosen], float | None]:
+) -> tuple[list[_Trial], float | None]:
     """Choose ridges and shares by the log-loss of samples held out: masks (N,), in one or in several folds."""
     held = [each.to(labels.device) for each in held]
     # A class without samples in training is nobody's to predict.
     known = [mask & (labels[~mask].sum(0) > 0)[labels.argmax(1)] for mask in held]
-    bases = kernel.ridge, kernel.ridge * kernel.temperature
-    if not held or not any(mask.any() for mask in known):
-        return [_Chosen(True, bases[True], Fit.start(system, labels), 1.0)], None
+    bases, start = (kernel.ridge, kernel.ridge * kernel.temperature), Fit.start(system, labels)
+    if not any(mask.any() for mask in known):
+        return [_Trial(True, bases[True], [start], 1.0, None, None)], None
     target = torch.cat([labels[mask].argmax(1) for mask in known])
     its_weight = torch.cat([weight[mask] for mask in known])
 
-    def attempt(softmax: bool, factor: float, fits: list[Fit], temperature: float) -> _Trial:
-        fits, ridge = [replace(fit) for fit in fits], factor * bases[softmax]
+    def attempt(softmax: bool, ridge: float, fits: list[Fit], temperature: float) -> _Trial:
+        fits = [replace(fit) for fit in fits]
         for fit, mask in zip(fits, held, strict=True):
             fit.improve(system, labels, weight * ~mask, ridge, softmax, PATH_STEPS, PATH_TOLERANCE)
         scores = torch.cat([fit.scores[mask] for fit, mask in zip(fits, known, strict=True)])
         temperature = best_temperature(scores, target, its_weight, temperature)
         loss = mean_loss(scores / temperature, target, its_weight)
         say(f"{'log-loss' if softmax else 'least squares'}, ridge {ridge:.3g}: held-out log-loss {loss:.4f}")
-        return _Trial(factor, fits, temperature, scores / temperature, loss)
+        return _Trial(softmax, ridge, fits, temperature, scores / temperature, loss)
 
     def path(softmax: bool, fits: list[Fit], temperature: float) -> _Trial:
         """Go down from ridge to ridge as long as that helps. If it does not help at once, go up."""
-        best = attempt(softmax, FACTOR, fits, temperature)
+        best = first = attempt(softmax, FACTOR * bases[softmax], fits, temperature)
         for pace in (1 / PACE, PACE):
-            factor = FACTOR * pace
-            while factor * bases[softmax] >= MIN_RIDGE and factor <= MAX_FACTOR:
-                trial = attempt(softmax, factor, best.fits, best.temperature)
+            while best.ridge * pace >= MIN_RIDGE and best.ridge * pace <= MAX_FACTOR * bases[softmax]:
+                trial = attempt(softmax, best.ridge * pace, best.fits, best.temperature)
                 if trial.loss > BETTER * best.loss:
                     break
-                best, factor = trial, factor * pace
-            if best.factor < FACTOR:
+                best = trial
+            if best is not first:
                 break
         return best
 
-    squares = path(False, [Fit.start(system, labels) for _ in held], kernel.temperature)
+    squares = path(False, [start] * len(held), kernel.temperature)
     t = squares.temperature
     likely = path(True, [Fit(fit.coefficients / t, fit.scores / t) for fit in squares.fits], 1.0)
     mixed = []
@@ -244,11 +228,9 @@ def _choose(
         mixed.append((mean_loss(scores / temperature, target, its_weight), share, temperature))
     loss, share, temperature = min(mixed)
     say(f"least squares have {share:.0%} of the logits: held-out log-loss {loss:.4f}")
-    chosen = []
-    for softmax, trial, part in ((False, squares, share), (True, likely, 1 - share)):
-        fit = replace(trial.fits[0], gram=None)
-        chosen.append(_Chosen(softmax, trial.factor * bases[softmax], fit, part / trial.temperature / temperature))
-    return [each for each in chosen if each.share > 0], loss
+    squares.share = share / temperature / squares.temperature
+    likely.share = (1 - share) / temperature / likely.temperature
+    return [one for one in (squares, likely) if one.share > 0], loss
 
 
 def _one_hot(target: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
