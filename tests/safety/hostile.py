@@ -230,7 +230,7 @@ class Corpus:
             "yaml": ["train", "--config", path, "--show-config"],
             "onnx": ["export", path, "--part", "head", "--out", out],
             **{each: ["predict", path, image, "--format", "json", *device] for each in ("safetensors", "state")},
-            **{each: ["compare", path, "--heads", "", "--with", "knn", "--folds", 2, "--json"] for each in TABLES},
+            **{each: ["compare", path, "--with", "knn", "--folds", 2, "--json"] for each in TABLES},
             **{each: ["predict", model, path, "--format", "json", *device] for each in IMAGES},
         }
         code, said, printed = run(command[kind])

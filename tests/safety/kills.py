@@ -66,7 +66,7 @@ class Harness:
             ],
             "predict": ["predict", good / "model.safetensors", self.folder / "images", "--format", "csv"],
             "compare": [
-                "compare", good / "table.csv", "--heads", "", "--with", "knn,logistic", "--folds", 2, "--out", out,
+                "compare", good / "table.csv", "--with", "knn,logistic", "--folds", 2, "--out", out,
             ],
             "export": ["export", good / "model.safetensors", "--part", "head", "--out", out / "head.onnx"],
         }  # fmt: skip

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from scipy import stats
 from sklearn.datasets import make_circles
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 from sklearn.model_selection import StratifiedKFold
@@ -21,10 +20,9 @@ from sklearn.preprocessing import StandardScaler
 
 from kernelhead.cli import main
 from kernelhead.sklearn import compare as comparing
-from kernelhead.sklearn import trained
 from kernelhead.sklearn.compare import check_features, compare
 from kernelhead.sklearn.comparison import Comparison, Result, difference
-from kernelhead.sklearn.trained import TrainedHead
+from kernelhead.sklearn.samples import shuffled_ranks
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "compare_features.py"
 
@@ -107,12 +105,10 @@ def verdict(*results):
     return Comparison(100, 5, 2, 4, 0, list(results)).verdict()
 
 
-def test_the_verdict_is_about_the_best_baseline_and_the_first_head():
+def test_the_verdict_is_about_the_best_baseline():
     worse = result("knn", [60.0, 61.0, 62.0, 61.0])
     best = result("svm", [80.0, 80.5, 81.0, 80.0])
-    found = verdict(
-        result("estimator", [90.0, 90.0, 91.0, 90.5]), result("kernel", [99.0, 99.0, 99.0, 99.0]), best, worse
-    )
+    found = verdict(result("estimator", [90.0, 90.0, 91.0, 90.5]), best, worse)
     assert found.startswith("The kernel head helps: KernelHeadClassifier gains 10.00 points of accuracy over SVM (RBF)")
     found = verdict(result("estimator", [70.0, 70.0, 71.0, 70.5]), best, worse)
     assert found.startswith("The kernel head does not help: KernelHeadClassifier loses 10.00 points")
@@ -149,53 +145,12 @@ def test_it_prints_well(compared):
     assert again["results"][2]["accuracy_difference"] is None
 
 
-@pytest.mark.parametrize("prototypes", [1, 4])
-def test_a_trained_head_learns(iris, prototypes):
-    x, y = iris
-    model = make_pipeline(StandardScaler(), TrainedHead(prototypes=prototypes))
-    probabilities = model.fit(x[::2], y[::2]).predict_proba(x[1::2])
-    assert np.mean(probabilities.argmax(1) == y[1::2]) > 0.9
-    np.testing.assert_allclose(probabilities.sum(1), 1)
-    np.testing.assert_array_equal(model.fit(x[::2], y[::2]).predict_proba(x[1::2]), probabilities)
-    config = model[-1].head_.config
-    assert (config["name"], config.get("prototypes", 1)) == ("kernel" if prototypes == 1 else "prototypes", prototypes)
-
-
-@pytest.mark.parametrize("prototypes", [1, 8])
-def test_a_trained_head_is_as_sure_as_it_is_right(prototypes):
-    """Ten classes in 128 dimensions, where cosines are small and the head's logits with them."""
-    rng = np.random.default_rng(0)
-    means, y = rng.normal(size=(10, 128)), rng.integers(0, 10, 1500)
-    x = 0.35 * means[y] + rng.normal(size=(1500, 128))
-    probabilities = TrainedHead(prototypes).fit(x[:900], y[:900]).predict_proba(x[900:])
-    right = np.mean(probabilities.argmax(1) == y[900:])
-    assert right > 0.9
-    assert abs(probabilities.max(1).mean() - right) < 0.03
-    assert log_loss(y[900:], probabilities) < 0.3
-
-
-def test_a_trained_head_says_where_it_stopped_too_early(circles, monkeypatch):
-    monkeypatch.setattr(trained, "MIN_STEPS", 5)
-    monkeypatch.setattr(trained, "MIN_EPOCHS", 1)
-    monkeypatch.setattr(trained, "LENGTHS", (1, 2))
-    with pytest.warns(
-        ConvergenceWarning, match=r"the last doubling of the run gained more than 0\.005 nats per sample"
-    ):
-        TrainedHead(prototypes=4).fit(*circles)
-
-
 def test_ranks_count_the_samples_of_each_class():
     labels = np.array([0] * 7 + [1] * 2 + [2] + [3] * 6)
-    ranks = trained.shuffled_ranks(labels, seed=0)
+    ranks = shuffled_ranks(labels, seed=0)
     for own in range(4):
         assert sorted(ranks[labels == own]) == list(range((labels == own).sum()))
-    assert not np.array_equal(ranks, trained.shuffled_ranks(labels, seed=1))
-
-
-def test_nothing_is_held_out_of_too_few_samples():
-    model = TrainedHead().fit(np.eye(3), np.arange(3))
-    assert model.temperature_ == 1
-    assert model.predict_proba(np.eye(3)).argmax(1).tolist() == [0, 1, 2]
+    assert not np.array_equal(ranks, shuffled_ranks(labels, seed=1))
 
 
 def test_the_first_call_of_a_process_is_no_method_s_time(circles, monkeypatch):
@@ -216,13 +171,13 @@ def test_what_is_known_so_far_is_told(circles):
     seen, told = [], []
     compare(
         *circles,
-        heads=["kernel"],
+        heads=["estimator"],
         baselines=["mlp", "knn"],
         folds=2,
         progress=lambda what, done, total: seen.append((what, done, total)),
         done=lambda so_far: told.append(len(so_far.results)),
     )
-    assert seen[:4] == [*(("KernelHead, trained", done, 2) for done in range(3)), ("MLP", 0, 2)]
+    assert seen[:4] == [*(("KernelHeadClassifier", done, 2) for done in range(3)), ("MLP", 0, 2)]
     assert told == [1, 2, 3]
 
 
@@ -268,10 +223,8 @@ def test_a_classifier_that_fails_leaves_the_others_their_results(circles, monkey
 
 @pytest.mark.parametrize("exponent", [1000, -1000])
 def test_extreme_features_give_the_same_comparison(circles, monkeypatch, exponent):
-    monkeypatch.setattr(trained, "MIN_STEPS", 5)
-    monkeypatch.setattr(trained, "LENGTHS", (1,))
     x, y = circles
-    chosen = {"heads": ["estimator", "kernel"], "baselines": ["logistic", "svm", "knn"], "folds": 2}
+    chosen = {"baselines": ["logistic", "svm", "knn"], "folds": 2}
     usual, extreme = compare(x, y, **chosen), compare(x * 2.0**exponent, y, **chosen)
     assert extreme.notes == []
     assert [each.accuracy for each in extreme.results] == [each.accuracy for each in usual.results]
@@ -321,9 +274,7 @@ def test_bad_features_are_refused(rng, change, sentence):
 
 
 def test_a_few_samples_are_enough(rng, monkeypatch):
-    monkeypatch.setattr(trained, "MIN_STEPS", 5)
-    monkeypatch.setattr(trained, "LENGTHS", (1,))
-    assert len(compare(rng.normal(size=(10, 2)), np.arange(10) % 2, folds=2).results) >= 8
+    assert len(compare(rng.normal(size=(10, 2)), np.arange(10) % 2, folds=2).results) >= 6
 
 
 def test_labels_may_be_a_column(rng):
@@ -337,7 +288,7 @@ def test_a_constant_feature_among_others_is_told(rng):
 
 
 def test_unknown_names_are_refused(circles):
-    with pytest.raises(ValueError, match="unknown head 'magic'; choose from estimator, kernel, prototypes"):
+    with pytest.raises(ValueError, match="unknown head 'magic'; choose from estimator"):
         compare(*circles, heads=["magic"])
     with pytest.raises(ValueError, match="unknown baseline 'kernel'"):
         compare(*circles, baselines=["kernel"])
@@ -373,21 +324,20 @@ def command(folder, monkeypatch, capsys):
 
 
 def test_the_command_prints_a_table_and_writes_a_plot(folder, command, monkeypatch):
-    monkeypatch.setattr(trained, "LENGTHS", (1,))
-    options = ["--heads", "estimator,kernel", "--with", "logistic", "--folds", "3", "--out", "found"]
+    options = ["--with", "logistic", "--folds", "3", "--out", "found"]
     code, printed, messages = command("circles.npz", *options)
     assert code == 0, messages
     assert "120 samples, 2 features, 2 classes; 3 folds" in printed
     assert "The kernel head helps: KernelHeadClassifier gains" in printed
     labels = [line.split(":")[0] for line in messages.splitlines()]
-    assert labels == ["KernelHeadClassifier", "KernelHead, trained", "logistic regression"]
+    assert labels == ["KernelHeadClassifier", "logistic regression"]
     assert "Plotly.newPlot" in (folder / "found" / "kernel.html").read_text()
     found = json.loads((folder / "found" / "compare.json").read_text())
     assert (found["format"], found["folds"]) == (2, 3)
 
 
 def test_json_alone_goes_to_standard_output(command):
-    options = ["--heads", "estimator", "--with", "knn", "--folds", "2", "--json", "--seed", "5"]
+    options = ["--with", "knn", "--folds", "2", "--json", "--seed", "5"]
     found = json.loads(command("circles.npz", *options)[1])
     assert [result["name"] for result in found["results"]] == ["estimator", "knn"]
     assert found["seed"] == 5
@@ -399,7 +349,7 @@ def test_without_a_plot_there_is_the_rest(folder, command, monkeypatch, error):
         raise error
 
     monkeypatch.setattr("kernelhead.inspection.plot.write_plot", fail)
-    options = ["--heads", "estimator", "--with", "knn", "--folds", "2", "--out", "no-plot"]
+    options = ["--with", "knn", "--folds", "2", "--out", "no-plot"]
     code, _, messages = command("circles.npz", *options)
     assert code == 0, messages
     assert f"no plot of the kernel: {error}" in messages
@@ -421,7 +371,7 @@ def test_a_file_is_no_folder_for_results(command):
 def test_what_was_done_to_a_file_is_said(folder, circles, command):
     rows = [f"{index},{a},{b},{y}" for index, ((a, b), y) in enumerate(zip(*circles, strict=True))]
     (folder / "circles.csv").write_text("\n".join([",a,b,y", *rows]) + "\n")
-    _, printed, messages = command("circles.csv", "--heads", "", "--with", "knn", "--folds", "2")
+    _, printed, messages = command("circles.csv", "--with", "knn", "--folds", "2")
     assert "120 samples, 2 features, 2 classes" in printed
     assert messages.startswith("Column 1 of circles.csv has no name, as an index that pandas writes; it is left")
 
@@ -430,19 +380,19 @@ def test_what_was_done_to_a_file_is_said(folder, circles, command):
 def test_interrupted_it_shows_what_it_has(tmp_path):
     x, y = make_circles(4000, noise=0.15, factor=0.5, random_state=0)
     np.savez(tmp_path / "large.npz", x=np.hstack([x, np.random.default_rng(0).normal(size=(4000, 60))]), y=y)
-    command = [sys.executable, "-m", "kernelhead", "compare", "large.npz", "--heads", "", "--with", "logistic,mlp"]
+    command = [sys.executable, "-m", "kernelhead", "compare", "large.npz", "--with", "mlp"]
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell ignores it
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, **pipes)
     signal.signal(signal.SIGINT, before)
     first = process.stderr.readline()
-    assert first.startswith("logistic regression: ")
+    assert first.startswith("KernelHeadClassifier: ")
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     printed, messages = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "interrupted; what was measured until then is shown" in messages
-    assert "logistic regression" in printed
+    assert "KernelHeadClassifier" in printed
     assert "MLP" not in printed
     assert "Traceback" not in messages
 

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,7 +25,6 @@ def compare(
         str | None, typer.Option(help="Array of features in an .npz file.", show_default="x, X or features")
     ] = None,
     label: Annotated[str | None, typer.Option(help="Array or column of labels.", show_default=USUAL_LABELS)] = None,
-    heads: Annotated[str, typer.Option(help="Kernel heads, separated by commas.")] = "estimator,kernel,prototypes",
     baselines: Annotated[
         str | None,
         typer.Option("--with", help="Classifiers to compare with, separated by commas.", show_default=USUAL_BASELINES),
@@ -39,7 +38,7 @@ def compare(
 ) -> None:
     """Say whether a kernel head helps on feature vectors.
 
-    Cross-validates kernel heads and classifiers of scikit-learn on the same folds.
+    Cross-validates `KernelHeadClassifier` and other classifiers on the same folds.
     """
     if out is not None:
         check_folder(out)
@@ -61,11 +60,10 @@ def compare(
         if not messages.is_terminal:
             say(f"{one.label}: {fmean(one.accuracy):.2f} % in {sum(one.fit_seconds):.1f} s", style="")
 
-    names = [None if text is None else text.replace(",", " ").split() for text in (heads, baselines)]
-    options: dict[str, Any] = {"heads": names[0], "baselines": names[1], "folds": folds, "seed": seed}
+    names = None if baselines is None else baselines.replace(",", " ").split()
     try:
         with steps_bar("what was measured until then is shown") as progress, about(file):
-            cross_validate(X, y, **options, progress=progress, done=done)
+            cross_validate(X, y, baselines=names, folds=folds, seed=seed, progress=progress, done=done)
     finally:
         if found is not None and json_output:
             print(json.dumps(found.to_dict(), indent=1))

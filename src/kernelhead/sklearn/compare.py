@@ -29,7 +29,6 @@ from kernelhead import metrics
 from kernelhead.sklearn.comparison import Comparison, Result
 from kernelhead.sklearn.estimator import KernelHeadClassifier
 from kernelhead.sklearn.samples import Array, in_range, shuffled_ranks
-from kernelhead.sklearn.trained import TrainedHead
 
 Progress = Callable[[str, int, int], None]  # label of a classifier, folds done, all folds
 Method = tuple[str, Callable[[int], Any]]  # label, and what makes a fresh classifier from a seed
@@ -38,8 +37,6 @@ WARM_UP_SAMPLES = 8  # per class
 
 HEADS: dict[str, Method] = {
     "estimator": ("KernelHeadClassifier", lambda seed: KernelHeadClassifier(random_state=seed)),
-    "kernel": ("KernelHead, trained", lambda seed: TrainedHead(random_state=seed)),
-    "prototypes": ("PrototypeHead, trained", lambda seed: TrainedHead(prototypes=8, random_state=seed)),
 }
 BASELINES: dict[str, Method] = {
     "logistic": ("logistic regression", lambda seed: LogisticRegression(max_iter=1000)),
