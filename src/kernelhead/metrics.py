@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-GOLDEN = (5**0.5 - 1) / 2
 PRIOR_DEVIATION = 1.0  # of the logarithm of each hyperparameter: few samples should not send one to infinity
 
 
@@ -48,26 +47,18 @@ def best_temperature(scores: Tensor, target: Tensor, weight: Tensor, start: floa
     """Return the T of the best mean log-loss of softmax(scores / T), at most 16 times off `start`. scores (N, C).
 
     The prior of all hyperparameters applies: where every sample is classified rightly, no T would be too small. The
-    loss has one minimum over T, which golden sections find.
+    loss has one minimum over T, from which `best` is never further than twice the step.
     """
 
     def loss(octaves: float) -> float:
         prior = (octaves * math.log(2)) ** 2 / (2 * PRIOR_DEVIATION**2 * len(target))
         return mean_loss(scores / (start * 2**octaves), target, weight) + prior
 
-    low, high = -4.0, 4.0
-    left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
-    at_left, at_right = loss(left), loss(right)
-    while high - low > 0.02:
-        if at_left < at_right:
-            high, right, at_right = right, left, at_left
-            left = high - GOLDEN * (high - low)
-            at_left = loss(left)
-        else:
-            low, left, at_left = left, right, at_right
-            right = low + GOLDEN * (high - low)
-            at_right = loss(right)
-    return float(start * 2 ** ((low + high) / 2))
+    best, step = 0.0, 2.0
+    while step > 0.01:
+        best = min((best - step, best, best + step), key=loss)
+        step /= 2
+    return start * 2**best
 
 
 def mean_loss(logits: Tensor, target: Tensor, weight: Tensor) -> float:

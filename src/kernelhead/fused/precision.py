@@ -85,9 +85,6 @@ def lengths(x: Tensor) -> Tensor:
         norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=real)
         if _in_range(norm):
             return norm
-        zero = torch.linalg.vector_norm(x, math.inf, dim=-1, keepdim=True) == 0
-        if _in_range(norm.masked_fill(zero, 1)):
-            return norm.masked_fill(zero, math.inf)
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float64)
     return torch.threshold(norm, torch.finfo(torch.float64).tiny, math.inf)
 
