@@ -48,7 +48,7 @@ def train(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], head: kern
         loss = loss + kernelhead.mixup_cross_entropy(model(features), target)
         loss = loss + kernelhead.distillation_loss(model(features), head(features), temperature=4.0)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         optimizer.step()
     return loss.item()
 
