@@ -71,10 +71,13 @@ def remove_leftovers(folder: Path, name: str = "*") -> None:
 
 def _runs_elsewhere(number: int) -> bool:
     """Return whether a process of this number runs and is not this one, whose number a dead one may have had."""
+    if number == os.getpid() or os.name == "nt":  # there, signal 0 would end it
+        return False
     try:
-        return number != os.getpid() and os.name != "nt" and os.kill(number, 0) is None  # there, 0 would end it
+        os.kill(number, 0)
     except OSError as error:
         return isinstance(error, PermissionError)
+    return True
 
 
 @contextmanager
