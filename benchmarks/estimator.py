@@ -1,6 +1,7 @@
 """The scikit-learn estimator against peers on real data that packages carry: accuracy, log-loss, seconds.
 
-    python benchmarks/estimator.py --packages FOLDER [--only NAME ..] [--json FILE] [--fill docs/features.md]
+    python benchmarks/estimator.py --packages FOLDER [--only NAME ..] [--peers NAME ..] [--json FILE]
+        [--fill docs/features.md]
 
 FOLDER holds what these commands leave there; the last two are optional, for sentences:
 
@@ -144,13 +145,15 @@ def fit(model: Any, grid: dict[str, list[Any]], x: np.ndarray, y: np.ndarray) ->
     return pipeline.fit(x, y)
 
 
-def measure(x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
-    """Values of every peer, as means over the splits."""
+def measure(x: np.ndarray, y: np.ndarray, names: list[str] | None) -> dict[str, Any]:
+    """Values of every peer, or of those of these names, as means over the splits."""
     rows: dict[str, list[dict[str, float | None]]] = {}
     for seed in range(5 if len(y) < FEW else 1):
         size = min(len(y) // 5, MAX_TEST_SAMPLES)
         x_train, x_test, y_train, y_test = train_test_split(x, y, test_size=size, random_state=seed, stratify=y)
         for name, (model, grid) in peers(x.shape[1]).items():
+            if names and name not in names:
+                continue
             started, worked = time.perf_counter(), time.process_time()
             fitted = fit(model, grid, x_train, y_train)
             seconds, cpu = time.perf_counter() - started, time.process_time() - worked
@@ -195,6 +198,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--packages", type=Path, required=True)
     parser.add_argument("--only", nargs="*", help="names of data sets; the others keep what the JSON file has")
+    parser.add_argument("--peers", nargs="*", help="names of classifiers; the others keep what the JSON file has")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--fill", type=Path, help="document that has the table between its marks")
@@ -207,7 +211,8 @@ def main() -> None:
     rows = json.loads(options.json.read_text())["rows"] if options.json and options.json.exists() else {}
     for name in known if options.only is None else options.only:
         print(name, flush=True)
-        rows[name] = measure(*known[name]())
+        found = measure(*known[name](), options.peers)
+        rows[name] = {**found, "peers": {**rows.get(name, found)["peers"], **found["peers"]}}
         if options.json:
             ordered = {each: rows[each] for each in known if each in rows}
             content = {"format": 2, "rows": ordered, "threads": options.threads, **environment()}
