@@ -163,7 +163,7 @@ def test_triton_leaves_out_unwanted_gradients(found):
 def triton_nll(case, settings):
     from kernelhead.fused.cross_entropy import autograd, blocks
 
-    return autograd.kernel_nll(*case, blocks.Settings(**settings, total=settings["classes"]))
+    return autograd.KernelNLL.apply(*case, blocks.Settings(**settings, total=settings["classes"]))
 
 
 def run_triton(case, *, scale=1.0, twice=False, **options):

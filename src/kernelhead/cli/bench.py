@@ -33,7 +33,6 @@ def bench(
         raise ValueError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
     import torch
 
-    from kernelhead.files import environment, hardware_name
     from kernelhead.finetune.distributed import choose_device
     from kernelhead.tables import Table, show
     from kernelhead.timing import make_heads, measure
@@ -48,11 +47,11 @@ def bench(
         times = [(cost[key], cost[key] / costs[0][key]) for key in ("training_ms", "inference_ms")]
         cells = [text for value, ratio in times for text in (f"{value:.3f}", f"{ratio:.2f}")]
         rows.append([cost["head"], f"{cost['parameters']:,}", *cells, f"{cost['kept_bytes'] / 1e6:.2f}"])
-    hardware = environment()["hardware"] | ({} if where.type == "cuda" else {"gpu": None})
+    hardware = torch.cuda.get_device_name() if where.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
     shape = " x ".join(str(size) for size in (batch, positions, features) if size is not None)
     peer = "linear on the mean over positions" if positions else "linear"
     notes = [
-        f"{shape} features, {classes} classes, {dtype}, {hardware_name(hardware)}, torch {torch.__version__}. Medians; "
+        f"{shape} features, {classes} classes, {dtype}, {hardware}, torch {torch.__version__}. Medians; "
         f"ratios are to {peer}. Kept: for the backward pass. At inference heads are frozen."
     ]
     columns = ["head", "parameters", "training, ms", "ratio", "inference, ms", "ratio", "kept, MB"]

@@ -38,18 +38,14 @@ class Term:
     def name(self) -> str:
         return f"a_{self.order}"
 
-    def note(self, landmarks: bool) -> str:
-        """Say what the term means in a head with landmarks, or without."""
+    @property
+    def note(self) -> str:
+        """What the value means for the head."""
         if self.dead:
             return "dead: zero, and relu gives it no gradient any more"
-        if self.value == 0:
-            return ""
-        if self.order < 0:
+        if self.order < 0 and self.value:
             return "only where t = ±1, which is rare"
-        if self.order == 0:
-            shared = "the same for all classes: no probability depends on it"
-            return "standardising takes it out" if landmarks else shared
-        return "negative" if self.value < 0 else ""
+        return "tells no classes apart" if self.order == 0 else "negative" if self.value < 0 else ""
 
 
 @dataclass(frozen=True)
@@ -97,11 +93,10 @@ class Description:
 
     def _table(self) -> str:
         """Terms, one per line, and what they mean."""
-        landmarks = self.points.kind == "landmarks"
         lines = [f"{'term':<5}{'raw':>11}{'a':>11}{'without it':>12}"]
         for term in self.terms:
             numbers = f"{term.name:<5}{term.raw:>11.5f}{term.value:>11.5f}{term.cost:>12.4g}"
-            lines.append(f"{numbers}  {term.note(landmarks)}".rstrip())
+            lines.append(f"{numbers}  {term.note}".rstrip())
         lines.append("without it: the most that a logit changes without this term.")
         if self.dead:
             lines.append(f"Dead terms: {', '.join(self.dead)}. Softplus coefficients cannot die.")

@@ -11,7 +11,7 @@ from torch import nn
 from kernelhead.heads import Head
 from kernelhead.surgery._hooks import Fold, Mask
 from kernelhead.surgery._plan import POOLINGS, RESHAPES, Plan, in_short
-from kernelhead.surgery._trace import Heads, Inputs, Node, Trace, trace, walk_back
+from kernelhead.surgery._trace import Heads, Node, Trace, trace, walk_back
 
 # Operations that act at every position alone, behind which a hook may stand as well.
 POINTWISE = frozenset("relu relu_ hardtanh hardtanh_ hardswish hardswish_ silu silu_ gelu tanh clone _to_copy".split())
@@ -34,17 +34,13 @@ def pooling_plan(model: nn.Module, plan: Plan, heads: Mapping[str, Head], class_
 
 
 def _masked(model: nn.Module, plan: Plan, heads: Mapping[str, Head], class_token: bool | None, position: int) -> Plan:
-    """Plan for a network that reads padded texts, and try it without a mask and with one."""
+    """Plan for a network that reads padded texts, and try it."""
     if getattr(getattr(model, "config", None), "classifier_pooling", None) == "mean":  # of ModernBERT, made of sums
         edited = trace(model, [plan.trace.given], _pool_first_token)
         plan = replace(plan, trace=edited, edits=[*plan.edits, _pool_first_token])
     found = _tried(model, _around_pooling(plan, class_token, position), heads)
     found.notes = [*plan.notes, "attention_mask says which tokens count"]
-    args, kwargs = plan.trace.given
-    if len(args) <= position and kwargs.get("attention_mask") is None:
-        tokens = next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
-        kwargs = {**kwargs, "attention_mask": tokens.new_ones(tokens.shape[:2], dtype=torch.int64)}
-    return _tried(model, found, heads, (args, kwargs))
+    return found
 
 
 def _pool_first_token(model: nn.Module, heads: Heads) -> None:
@@ -106,11 +102,11 @@ def _around_pooling(plan: Plan, class_token: bool | None, position: int | None =
     return replace(plan, slots=slots, edits=edits, pooled=pooled)
 
 
-def _tried(model: nn.Module, plan: Plan, heads: Mapping[str, Head], given: Inputs | None = None) -> Plan:
+def _tried(model: nn.Module, plan: Plan, heads: Mapping[str, Head]) -> Plan:
     """Change a copy, run it, look at its logits, and return the plan."""
     before = plan.trace
     try:
-        outputs = trace(model, [given or before.given], plan.apply, heads).outputs
+        outputs = trace(model, [before.given], plan.apply, heads).outputs
     except Exception as error:  # whatever a network raises
         raise LookupError(f"it does not run with a head that takes its positions ({in_short(error)})") from error
     expected = (before.outputs[0].shape[0], heads[plan.slots[0].name].num_classes)

@@ -69,10 +69,12 @@ def fused_nll(
     width = max(1, classes) if keep and fused else max(1, per_block // slots)
     with without_autocast(device):
         settings = Settings(classes, prototypes, ignored, smoothing, dtype, width, keep, fused, classes)
-        if share is not None:
-            nll: Tensor = sharded.kernel_nll(features, weight, alpha, target, settings, share, negatives)
-            return nll
-        return autograd.kernel_nll(features, weight, alpha, target, settings)
+        inputs = features, weight, alpha, target, settings
+        if share is None:
+            nll: Tensor = autograd.KernelNLL.apply(*inputs)
+        else:
+            nll = sharded.kernel_nll(*inputs, share, negatives)
+        return nll
 
 
 def choose(features: Tensor, weight: Tensor, *, fused: bool = False) -> str:

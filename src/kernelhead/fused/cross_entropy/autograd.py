@@ -10,16 +10,12 @@ from kernelhead.fused.cross_entropy import blocks
 from kernelhead.fused.cross_entropy.blocks import Settings
 
 
-def kernel_nll(features: Tensor, weight: Tensor, alpha: Tensor, target: Tensor, settings: Settings) -> Tensor:
+class KernelNLL(torch.autograd.Function):
     """Negative log-likelihood (N,) of the targets (N,).
 
     features (N, D), weight (K, D) with K = classes * prototypes, alpha (M + 3,) with the temperature in it.
     """
-    nll: Tensor = _KernelNLL.apply(features, weight, alpha, target, settings)
-    return nll
 
-
-class _KernelNLL(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, features: Tensor, weight: Tensor, alpha: Tensor, target: Tensor, settings: Settings
