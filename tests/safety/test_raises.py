@@ -153,7 +153,8 @@ def test_a_classifier_without_names_of_classes(tmp_path, monkeypatch, classes):
         ({"epochs": 10**18}, "epochs must be at most 1,000,000, got 1000000000000000000"),
         ({"image_size": 10**9}, "image_size must be at most 4,096, got 1000000000"),
         ({"amp": 7}, "amp is 7, which is no <class 'str'>"),
-        ({"head_options": {"degree": 10**9}}, "needs a degree of at most 1000; got 1000000000"),
+        ({"head_options": {"degree": 5000}}, "needs a degree of at most 1000; got 5000"),
+        ({"head_options": {"landmarks": 2**31 - 1}}, "landmarks must be at most 1,000,000, got 2147483647"),
     ],
 )
 def test_a_classifier_that_wants_too_much(tmp_path, monkeypatch, change, sentence):

@@ -31,6 +31,7 @@ SIZES = ("image_size", "test_size", "batch_size", "accumulate")
 POSITIVE = ("epochs", "learning_rate", "head_rate", "layer_decay", "temperature", *SIZES)
 NOT_NEGATIVE = ("weight_decay", "warmup_epochs", "clip", "patience", "evaluate_every", "checkpoint_seconds", "workers")
 BELOW_ONE = ("momentum", "ema", "label_smoothing")
+MOST_POINTS = 10**6
 MOST = {"image_size": 4096, "test_size": 4096, "epochs": 10**6}
 MAX_SETTINGS_BYTES = 2**20
 SMALL_IMAGE = 64  # pixels; larger images are cropped and scaled at random as on ImageNet
@@ -102,6 +103,9 @@ def check(spec: TrainSpec) -> None:
             raise ValueError(f"{name} must be at least 0 and below 1, got {value}")
         if name in MOST and (value or 0) > MOST[name]:
             raise ValueError(f"{name} must be at most {MOST[name]:,}, got {value}")
+    for name, value in spec.head_options.items():
+        if isinstance(value, int) and value > MOST_POINTS:
+            raise ValueError(f"{name} must be at most {MOST_POINTS:,}, got {value}")
     if spec.layer_decay > 1:
         raise ValueError(f"layer_decay must be at most 1, got {spec.layer_decay}")
     for name in ("mixup", "teacher"):
