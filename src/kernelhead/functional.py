@@ -100,10 +100,9 @@ def kernel_cross_entropy(
 
     alpha = alpha if temperature == 1 else alpha / temperature
     target = target.long()
-    share = None
-    if sharded:
-        share = group if isinstance(group, Share) else Share.of(group, weight.shape[0] // prototypes, features.device)
-    _check_labels(target, ignore_index, share.total if share else weight.shape[0] // prototypes)
+    share, classes = group if isinstance(group, Share) else None, weight.shape[0] // prototypes
+    share = Share.of(group, classes, features.device) if sharded and share is None else share  # type: ignore[arg-type]
+    _check_labels(target, ignore_index, share.total if share else classes)
     backend = cross_entropy.choose(features, weight, fused=sharded) if backend == "auto" else backend
     if backend == "eager":
         scores = kernel_mean(features, weight, alpha)
@@ -118,13 +117,7 @@ def kernel_cross_entropy(
 
 
 def sharded_cross_entropy(
-    logits: Tensor,
-    target: Tensor,
-    share: Share,
-    *,
-    ignore_index: int = IGNORED,
-    label_smoothing: float = 0.0,
-    reduction: str = "mean",
+    logits: Tensor, target: Tensor, share: Share, *, ignore_index: int, label_smoothing: float, reduction: str
 ) -> Tensor:
     """`F.cross_entropy` of logits (N, K) of which each process has those of its own classes, for labels (N,) of all."""
     _check_labels(target, ignore_index, share.total)

@@ -109,10 +109,7 @@ def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def _first_speaks() -> Iterator[None]:
-    """Let the first of several processes that fail alike say why; torchrun ends the others while they wait.
-
-    Where one is gone, the first two say so: it may have been one of them.
-    """
+    """Let the first of several processes that fail alike say why; torchrun ends the others while they wait."""
     rank = int(os.environ.get("RANK", "0"))
     try:
         yield
@@ -122,7 +119,7 @@ def _first_speaks() -> Iterator[None]:
 
         if is_lost(error):
             ignore_interrupts()  # of torchrun, which ends what is left of the group
-            if rank > 1:
+            if rank > 1:  # one of the first two may be the one that is gone
                 raise typer.Exit(1) from error
             raise RuntimeError(LOST) from error
         if rank:

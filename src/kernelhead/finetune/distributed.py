@@ -59,8 +59,8 @@ def join_world(device: torch.device) -> World:
         store, rank, size = next(rendezvous("env://"))
         # The store of torchrun outlives a restart, and with it the addresses of processes that are gone.
         store = PrefixStore(f"attempt-{os.environ.get(RESTARTS)}", store)
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
+        kind = "nccl" if device.type == "cuda" else "gloo"
+        distributed.init_process_group(kind, store=store, rank=rank, world_size=size)
         atexit.register(_leave)
     return World(distributed.get_rank(), distributed.get_world_size())
 
@@ -101,7 +101,7 @@ class SharedBatchNorm(_BatchNorm):
     """BatchNorm whose statistics are those of all processes, on any device. That of torch needs GPUs."""
 
     def _check_input_dim(self, input: Tensor) -> None:
-        """Take any number of dimensions."""
+        pass
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, input: Tensor) -> Tensor:
@@ -124,10 +124,7 @@ class SharedBatchNorm(_BatchNorm):
 
 
 def synchronize_batch_norm(model: nn.Module, device: torch.device) -> None:
-    """Let BatchNorm take its statistics over all processes: by torch on GPUs, by `SharedBatchNorm` elsewhere.
-
-    Names stay. Subclasses by others keep statistics per process, and are named in a warning.
-    """
+    """Let BatchNorm take its statistics over all processes. Names stay; subclasses by others are named in a warning."""
     own_statistics = set()
     for parent in list(model.modules()):
         for name, child in parent.named_children():

@@ -35,9 +35,8 @@ class AddUp(torch.autograd.Function):
 class Gather(torch.autograd.Function):
     """x of all processes, one after the other; they have as many rows each. `Gather.apply(x, group, dim)`.
 
-    Its gradient is that of own x, times the number of processes. The loss gives every process the whole gradient.
-    Data-parallel training takes the mean over processes of the gradients that each has by its own samples, and needs
-    their sum.
+    Its gradient is that of own x, times the number of processes: every process has the whole loss, and data-parallel
+    training takes the mean over processes where their sum is meant.
     """
 
     @staticmethod

@@ -10,7 +10,7 @@ from kernelhead import kernels
 from kernelhead.functional import kernel_cross_entropy, kernel_mean
 from kernelhead.fused.precision import autocast_enabled
 from kernelhead.heads._base import Head
-from kernelhead.heads._inputs import as_labels, check_choice, check_sizes, positive_number
+from kernelhead.heads._inputs import check_choice, check_sizes, positive_number
 from kernelhead.heads._sharding import ShardableHead
 from kernelhead.kernels import INITIAL_RAW, activation
 
@@ -148,13 +148,9 @@ class PointHead(ShardableHead):
             logits = logits.to(torch.promote_types(features.dtype, self.weight.dtype))
         return self._as_given(logits, features)
 
-    @property
-    def _tempered(self) -> Tensor:
-        return self.alpha if self.temperature == 1 else self.alpha / self.temperature
-
     def _own_logits(self, features: Tensor, mask: Tensor | None) -> Tensor:
-        real = self._real(features, mask)
-        return self._logits(kernel_mean(self.points(features), self.weight, self._tempered, real))
+        alpha = self.alpha if self.temperature == 1 else self.alpha / self.temperature
+        return self._logits(kernel_mean(self.points(features), self.weight, alpha, self._real(features, mask)))
 
     def _logits(self, values: Tensor) -> Tensor:
         """Kernel values (N, K) -> logits (N, C)."""
@@ -208,7 +204,7 @@ class ClassPointsHead(PointHead):
         assert self.share is not None
         real = self._real(features, mask)
         real = None if real is None else self.share.gather(real)
-        points, alpha = self.share.alike(self.share.gather(self.points(features)), self._tempered)
+        points, alpha = self.share.alike(self.share.gather(self.points(features)), self.alpha / self.temperature)
         return self._logits(kernel_mean(points, self.weight, alpha, real))
 
     def _logits(self, values: Tensor) -> Tensor:
@@ -251,12 +247,9 @@ class ClassPointsHead(PointHead):
                 given = f"{type(self).__name__} has no fused loss here; got backend={backend!r}, mode={mode!r}"
                 raise ValueError(f"{given}, leave them out")
             return super().loss(features, target, mask=mask, **options)
-        points = self.points(features)
+        labels, points = self._gathered_labels(features, target), self.points(features)
         if self.share is not None:
-            labels, points = self._gathered_labels(features, target), self.share.gather(points)
-            options["group"] = self.share
-        else:
-            labels = as_labels(target, features.shape[:-1], type(self).__name__)
+            points, options["group"] = self.share.gather(points), self.share
         options |= {"temperature": self.temperature, "prototypes": self.prototypes, "backend": backend, "mode": mode}
         found = kernel_cross_entropy(points, self.weight, self.alpha, labels, **options)
         return found.view(-1, *target.shape[1:]) if found.dim() else found

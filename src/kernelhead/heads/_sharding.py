@@ -15,10 +15,7 @@ if TYPE_CHECKING:  # not every build of torch has it
 
 
 class ShardableHead(Head):
-    """A head that can keep the classes of one process alone.
-
-    A subclass names what belongs to single classes in `by_class`, and defines `_own_logits` and `_gathered_logits`.
-    """
+    """A head that can keep the classes of one process alone."""
 
     share: Share | None = None
     """Which classes this process has, where `shard` gave it a part of them."""
@@ -77,13 +74,15 @@ class ShardableHead(Head):
         if self.share is None:
             return super().loss(features, target, mask=mask, **options)
         labels, logits = self._gathered_labels(features, target), self._gathered_logits(features, mask)
+        options = {"ignore_index": -100, "label_smoothing": 0.0, "reduction": "mean", **options}
         found = sharded_cross_entropy(logits, labels, self.share, **options)
         return found.view(-1, *target.shape[1:]) if found.dim() else found
 
     def _gathered_labels(self, features: Tensor, target: Tensor) -> Tensor:
         """Return the labels (R N,) of all R processes, which need to have as many each."""
-        assert self.share is not None
         labels = as_labels(target, self._leading(features), type(self).__name__)
+        if self.share is None:
+            return labels
         counts = self.share.gather(torch.tensor([len(labels)], device=labels.device)).tolist()
         if len(set(counts)) > 1:
             raise ValueError(f"processes that share out the classes need batches of the same size; got {counts}")
@@ -98,10 +97,7 @@ class ShardableHead(Head):
         raise NotImplementedError
 
     def _gathered_logits(self, features: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the logits (R N, K) of own classes, for the features of all R processes.
-
-        Gradients of what is no class's own are those of the mean over processes, as in data-parallel training.
-        """
+        """Return the logits (R N, K) of own classes, for the features of all R processes."""
         raise NotImplementedError
 
     def _of_classes(self) -> dict[str, nn.Parameter]:
@@ -120,10 +116,8 @@ def _as_sharded(head: ShardableHead, state: dict[str, Any], prefix: str, *_: obj
         width = [head.prototypes * parameter.shape[1]] if parameter.dim() > 1 else []
         own = parameter.detach().view(head.share.classes, *width)
         mesh = DeviceMesh.from_group(head.share.group, own.device.type)
-        whole, stride = torch.Size((head.num_classes, *width)), (*width, 1)
-        state[f"{prefix}{name}"] = DTensor.from_local(
-            own, mesh, [Shard(0)], run_check=False, shape=whole, stride=stride
-        )
+        size, stride = torch.Size((head.num_classes, *width)), (*width, 1)
+        state[f"{prefix}{name}"] = DTensor.from_local(own, mesh, [Shard(0)], run_check=False, shape=size, stride=stride)
 
 
 def _as_local(head: ShardableHead, state: dict[str, Any], prefix: str, *_: object) -> None:

@@ -98,7 +98,7 @@ class LandmarkHead(PointHead):
 
     def _gathered_logits(self, features: Tensor, mask: Tensor | None) -> Tensor:
         assert self.share is not None
-        weight, alpha = self.share.alike(self.weight, self._tempered, mean=True)
+        weight, alpha = self.share.alike(self.weight, self.alpha / self.temperature, mean=True)
         values = kernel_mean(self.points(features), weight, alpha, self._real(features, mask))
         return self._logits(*self.share.alike(self.share.gather(values)))
 
