@@ -142,7 +142,7 @@ def test_what_is_written(tmp_path):
                   "Birds of the garden, 300 images", "- accuracy: 91.23\n", "- NLL: 0.0001", "kernelhead.load(",
                   "k(t)\n"):  # fmt: skip
         assert words in card, words
-    assert any("⠀" <= letter <= "⣿" for letter in card)  # the kernel, drawn
+    assert card.count("•") >= 61  # the kernel, drawn
     kernelhead.save(head("linear"), tmp_path / "linear")
     assert "Not stated." in (tmp_path / "linear" / "README.md").read_text()
 
