@@ -25,7 +25,6 @@ from kernelhead.metrics import PRIOR_DEVIATION
 FIRST_ITERATIONS, ITERATIONS, MORE_ITERATIONS = 12, 25, 4  # to choose the scaling; on the same samples; on more
 LENGTH_DEVIATION, MAX_LENGTHS = 0.3, 1024  # of the logarithm of each feature's length; features that have their own
 START_RIDGE, START_TEMPERATURE = 0.3, 0.2
-START_DECAY = 0.5  # of the kernel's coefficients from degree to degree: a few samples tell little of high ones
 MAX_LOG_FACTOR = 14.0  # between a hyperparameter and its start, so that H stays invertible
 
 
@@ -106,8 +105,7 @@ class _Search:
 
     def _parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         bounded = self.raw.clamp(-MAX_LOG_FACTOR, MAX_LOG_FACTOR)
-        start = math.log(START_DECAY) * torch.arange(self.degree).to(bounded)
-        alpha = F.pad(torch.softmax(bounded[: self.degree] + start, 0), (kernels.END_POINTS + 1, 0))
+        alpha = F.pad(torch.softmax(bounded[: self.degree], 0), (kernels.END_POINTS + 1, 0))
         ridge, temperature, constant = bounded[self.degree : self.degree + 3].exp().unbind()
         return alpha, START_RIDGE * ridge, START_TEMPERATURE * temperature, self.length * constant
 
