@@ -76,7 +76,9 @@ def test_it_holds_the_library_and_nothing_of_the_laboratory(wheel):
     assert "kernelhead/py.typed" in names
     assert not [name for name in names if {"lab", "results", "tests"} & set(Path(name).parts)]
     assert [name for name in names if name.endswith(".dist-info/licenses/LICENSE")]
-    assert not [name for name in names if name.startswith("kernelhead/") and not name.endswith((".py", "py.typed"))]
+    assert not [
+        name for name in names if name.startswith("kernelhead/") and not name.endswith((".py", "py.typed", "page.css"))
+    ]
 
 
 def test_the_source_holds_the_library_and_its_documents(tmp_path):
@@ -87,6 +89,7 @@ def test_the_source_holds_the_library_and_its_documents(tmp_path):
         names = [Path(*Path(each.name).parts[1:]) for each in opened.getmembers()]
     parts = {name.parts[0] for name in names}
     files = {"README.md", "LICENSE", "SECURITY.md", "CHANGELOG.md", "PKG-INFO", "pyproject.toml", ".gitignore"}
+    files |= {"mkdocs.yml", "CITATION.cff"}
     assert parts <= {"src", "docs", "examples"} | files
     assert {"LICENSE", "SECURITY.md"} <= parts
     assert {name.parts[1] for name in names if name.parts[0] == "src"} == {"kernelhead"}

@@ -484,7 +484,7 @@ def test_predictions_in_three_formats(trained, odd):
     for result in said.values():
         assert result.exit_code == 1  # one could not be read
         sentences = [line.split(" (")[0] for line in result.stderr.splitlines()]
-        assert sentences == ["odd/broken.jpg is not a readable image"]
+        assert sentences == ["error: odd/broken.jpg is not a readable image"]
     rows = json.loads(said["json"].stdout)
     assert {row["image"] for row in rows} == names
     assert [row["image"] for row in rows] == sorted(row["image"] for row in rows)
@@ -520,7 +520,7 @@ def test_mistakes_in_predicting_are_one_sentence(trained, odd, tmp_path):
 def test_images_are_selected_one_path_per_line(trained, odd):
     said = invoke("select", "small", "odd", "--budget", 3)
     assert said.exit_code == 1  # one could not be read
-    assert said.stderr.startswith("odd/broken.jpg is not a readable image")
+    assert said.stderr.startswith("error: odd/broken.jpg is not a readable image")
     said = succeed("select", "small", "images", "--budget", 5, "--strategy", "k-center")
     assert len(set(said.stdout.split())) == 5
     assert all(line.startswith("images/") for line in said.stdout.split())
@@ -613,7 +613,7 @@ def test_as_a_person_sees_it(trained, odd):
     assert done.returncode == 1
     assert len(list(csv.DictReader(io.StringIO(done.stdout, newline="")))) == len(ODD_NAMES) + 6
     assert len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith("odd/broken.jpg is not a readable image")
+    assert done.stderr.startswith("error: odd/broken.jpg is not a readable image")
 
 
 # --- what is shown meanwhile ------------------------------------------------------------------------------------------

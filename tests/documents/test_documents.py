@@ -1,5 +1,6 @@
 """What the documents say is so: programs run and print it, commands and their options exist, links lead somewhere."""
 
+import importlib
 import os
 import re
 import shlex
@@ -152,6 +153,8 @@ def test_commands_exist(words):
         for listed in re.findall(r"\[(.*)\]", " ".join(rest)):
             assert set(listed.split(",")) <= extras
         assert rest[0] == "install"
+    elif program == "ray":
+        assert rest[0] in importlib.import_module("ray.scripts.scripts").cli.commands
     else:
         raise AssertionError(f"nothing checks {program!r}; say here how")
 

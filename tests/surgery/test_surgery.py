@@ -390,6 +390,10 @@ def test_layers_by_name():
         kernelize(Net(), layer="fc")
     with pytest.raises(ValueError, match=r"layer 'stem' of Net is a Conv2d; name an nn\.Linear"):
         kernelize(Net(), layer="stem")
+    model = Net()
+    model.spare = nn.Linear(3, 3)
+    with pytest.raises(ValueError, match=r"Net does not use the layer 'spare' when it runs"):
+        kernelize(model, 5, layer="spare")
 
 
 def test_networks_that_are_wrapped_or_done_are_refused():

@@ -308,6 +308,8 @@ def test_a_part_that_was_run_is_shown_with_the_rest_not_run(tmp_path, write):
         "cifar10-3-epochs-tuned.md",
         "cifar10-3-epochs.csv",
         "cifar10-3-epochs.md",
+        "claims-short.csv",
+        "claims-short.md",
         "claims.csv",
         "claims.md",
         "report.html",

@@ -11,7 +11,7 @@ from scipy import stats
 
 from kernelhead_lab.report.verdicts import CLAIMS, divergence, table, verdict
 from kernelhead_lab.tables import EXPERIMENTS
-from kernelhead_lab.tables.runner import chosen_cells
+from kernelhead_lab.tables.queue import chosen_cells
 from kernelhead_lab.tables.store import Store
 from kernelhead_lab.tables.synthetic import find_results
 

@@ -11,7 +11,7 @@ from kernelhead_lab.networks import build, create_backbone
 from kernelhead_lab.spec import NETWORKS, USUAL, LabSpec, Subset, head
 from kernelhead_lab.tables import EXPERIMENTS, labelling
 from kernelhead_lab.tables.experiment import Candidate, Protocol, adapted, paper_number, paper_numbers
-from kernelhead_lab.tables.runner import chosen_cells
+from kernelhead_lab.tables.queue import chosen_cells
 
 # The paper's tables, typed a second time: columns first, then a line a row, its name before the colon.
 TABLES = {

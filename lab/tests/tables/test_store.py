@@ -13,7 +13,7 @@ from kernelhead.finetune.spec import TrainResult
 from kernelhead_lab.spec import NETWORKS, LabSpec, Subset, head
 from kernelhead_lab.tables import EXPERIMENTS
 from kernelhead_lab.tables.experiment import Candidate, Cell, Protocol
-from kernelhead_lab.tables.runner import chosen_cells
+from kernelhead_lab.tables.queue import chosen_cells
 from kernelhead_lab.tables.store import Store, is_choice
 
 PAPER = Protocol("paper", (0.1, 0.3), (1e-4,), 8)

@@ -13,7 +13,7 @@ from rich.table import Column
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from kernelhead.cli._console import app, check_folder, console, print_plain, printable, say
+from kernelhead.cli._console import app, check_folder, console, print_plain, printable, say, sentence_of
 from kernelhead.cli._progress import steps_bar
 from kernelhead.cli.train import show_figures
 
@@ -199,6 +199,6 @@ def export(
 def exit_if(broken: Sequence[str]) -> None:
     """Say of each file what is wrong with it, and leave where there is one."""
     for sentence in broken:
-        say(sentence)
+        say(f"error: {sentence_of(ValueError(sentence))}", style="red")
     if broken:
         raise typer.Exit(1)

@@ -90,8 +90,10 @@ class TrainSpec:
         unknown = [name for name in settings if name not in known]
         if unknown:
             raise ValueError(f"unknown setting {unknown[0]!r}; {cls.__name__} has {', '.join(sorted(known))}")
-        for each in dataclasses.fields(TrainSpec):
-            if each.name in settings and not fits(settings[each.name], each.type):
+        types = {each.name: each.type for each in dataclasses.fields(cls)}
+        for each in dataclasses.fields(TrainSpec):  # a subclass may have another type
+            own = each.name in settings and types[each.name] == each.type
+            if own and not fits(settings[each.name], each.type):
                 raise ValueError(f"{each.name} is {settings[each.name]!r}, which is no {each.type}")
         return cls(**settings)
 
