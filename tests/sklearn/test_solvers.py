@@ -83,8 +83,7 @@ def test_the_learned_kernel_has_the_loss_it_says_and_a_better_one_than_its_neigh
 
     def posterior(alpha, *rest):
         """With the prior on how far each has moved; the logarithms of alpha are known up to a constant."""
-        powers = np.log(alpha[3:] * [1, 2, 4])  # a coefficient starts at half of the one before
-        moved = [*(powers - powers.mean()), *np.log(np.divide(rest[:3], [0.3, 0.2, length]))]
+        moved = [*(np.log(alpha[3:]) - np.log(alpha[3:]).mean()), *np.log(np.divide(rest[:3], [0.3, 0.2, length]))]
         penalty = np.square(moved).sum() + np.square(np.log(rest[3:]) / 0.3).sum()
         return loss(alpha, *rest) + penalty / (2 * len(x))
 
