@@ -39,7 +39,8 @@ SMALLER = {
 GIVEN = {
     "scale.md": """
 import torch
-backbone = torch.nn.Linear(8, 512)
+device, backbone = torch.device("cpu"), torch.nn.Linear(8, 512)
+model = torch.nn.Sequential(torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
 images, target = torch.randn(4, 8), torch.randint(1000, (4,))
 """,
     "loss.md": """
